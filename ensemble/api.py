@@ -19,6 +19,7 @@ from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, rai
 from ensemble.run import Run
 from ensemble.spec import Ensemble, SpecError, check_ensemble, resolve_notify
 from ensemble.spec.limits import apply_limits, check_budget
+from ensemble.spec.out_of_fold import list_fold_notices
 from ensemble.spec.validation import check_number
 from ensemble.store import (
     EventLog,
@@ -103,6 +104,8 @@ def submit(
     _refuse_in_progress(start.run_dir, start.state)
     check_start(start)
     entries = list_entries(start.run_dir.path)
+    if fresh:
+        log.warning("fresh=True: the run is written to %s", start.run_dir.path)
     declaration, code, made = start.declaration, start.code, start.create()
     # What the program changes from here on, or the user in the spec file, is no matter of this run.
     frozen = apply_limits(declaration.load(made.data, is_in_process=runner.in_process), limits)
@@ -247,7 +250,7 @@ def _start(
     had_folder: bool = True,
     **more: Any,
 ) -> Run:
-    for notice in ensemble.list_notices():
+    for notice in (*ensemble.list_notices(), *list_fold_notices(ensemble)):
         log.warning("%s", notice)
     exit_on_signals()
     with defer_signals() as received:

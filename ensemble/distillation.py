@@ -175,7 +175,7 @@ def _find_parent(run: RunDir, state: RunState, member: str | None) -> MemberStat
     if combined is None or not combined.weights or not combined.metrics:
         why = (combined or NOT_COMBINED).reason or "its members have not been combined"
         raise StoreError(f"{run.path} has no ensemble to learn from: {why}")
-    name = member or str(combined.best_member)
+    name = member or combined.best_member or combined.members[0]
     if name not in state.members:
         raise SpecError(unknown_name(f"{run.path} has no member", name, list(state.members)))
     return state.members[name]

@@ -28,7 +28,8 @@ exit status:
   1  no member finished, or the command failed
   2  a usage error, or a declaration that cannot run: one line says which; nothing was started
   3  some members failed, or those that finished could not be combined (an error of the function combine=, or in
-     the predictions): they are trained, and there is no combined model; 0 with --allow-failed
+     the predictions): they are trained, and there is no combined model; 0 with --allow-failed; or an error ended
+     the run when some members had finished, such as one of the function constraints= of a search
   75 the cluster does not answer any more, or the run has ended and its mirror is incomplete:
      `ensemble resume RUN_DIR` continues the run, or completes the mirror
   128 + n  ended by signal n, such as 130 by Ctrl-C

@@ -106,7 +106,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
     if run_dir.events.exists() and run_dir.find_info().get("name") == ensemble.name:
         state = read_state(run_dir.events)
         if is_over(state, ensemble, code.fingerprint):
-            check_same(state, ensemble, run_dir.path, accepts_data=options.accept_data)
+            check_same(state, ensemble, run_dir.path, accepts_data=options.accept_data, accepts_code=accept)
             check_code(state, code, run_dir, accept=accept)
             again, checked = explain_start_again(run_dir, state, ensemble, code)
             if again is None:
@@ -252,9 +252,9 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
         show: whether a table is printed.  check: whether it is an error that results are missing.
 
     Returns:
-        The exit status: 1 if no member finished, or results could not be written; 3 if some failed, or those that
-        finished could not be combined for an error, and that was not allowed; else 75 if its mirror is not
-        complete, and 0.
+        The exit status: 1 if no member finished, or results could not be written; 3 if an error ended the run, or
+        some members failed, or those that finished could not be combined for an error, and that was not allowed;
+        else 75 if its mirror is not complete, and 0.
     """
     from ensemble.controller.unfinished import check_complete
     from ensemble.reporting import RunProjection, status_rows
@@ -277,6 +277,9 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     except WriteError as error:
         print(f"ensemble: {error}", file=sys.stderr)
         return EXIT_FAILED
+    if isinstance(state.ended, RunStopped) and state.ended.failed:
+        print(f"ensemble: the run ended by an error: {state.ended.reason}", file=sys.stderr)
+        return EXIT_SOME_FAILED
     uncombined = describe_failed_combination(state)
     if uncombined is not None:
         print(f"ensemble: {uncombined}", file=sys.stderr)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +13,6 @@ from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import TaskMath, find_math
 from ensemble.spec import COMBINERS, unknown_name
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task
-from ensemble.user_code.fingerprint import code_of
 from pipelines.providers import import_object
 
 if TYPE_CHECKING:
@@ -122,12 +119,6 @@ def _call(function: Combine, name: str, values: Sequence[Array]) -> Array:
         raise CombineError(
             f"Ensemble.combine={name} failed for values {[len(values), *values[0].shape]}: {why}"
         ) from error
-
-
-def fingerprint_function(function: Combine) -> str:
-    """A digest of the user's function and of the code that it uses, which is no part of the code of members."""
-    nothing = dict.fromkeys(("train", "valid", "test"))
-    return code_of(cast("Ensemble", SimpleNamespace(recipe=partial(function), **nothing))).fingerprint
 
 
 def fit(

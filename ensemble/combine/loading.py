@@ -16,7 +16,6 @@ from ensemble.combine.combination import (
     FUNCTION,
     Combination,
     Combine,
-    fingerprint_function,
     fit_declared,
     read_calibration,
 )
@@ -28,6 +27,7 @@ from ensemble.combine.tasks.free import NO_MIX
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import Task
+from ensemble.user_code.fingerprint import fingerprint_function
 from pipelines.environment.library_settings import keep_settings, keeps_settings
 from pipelines.providers import import_object
 

@@ -11,7 +11,6 @@ from ensemble.combine.combination import (
     FUNCTION,
     Combine,
     call_function,
-    fingerprint_function,
     fit_stack,
     read_calibration,
 )
@@ -19,6 +18,7 @@ from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
 from ensemble.combine.tasks import find_math
 from ensemble.events import NOT_COMBINED, Combined
+from ensemble.user_code.fingerprint import fingerprint_function
 
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir, RunState

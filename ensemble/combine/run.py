@@ -18,7 +18,6 @@ from ensemble.combine.combination import (
     CALIBRATION_SAMPLES,
     FUNCTION,
     Combination,
-    fingerprint_function,
     fit_declared,
     is_enough,
 )
@@ -29,6 +28,7 @@ from ensemble.combine.prediction_matrix import PredictionMatrix, explain_left_ou
 from ensemble.combine.tasks import find_math
 from ensemble.combine.uncertainty import Quantified, average, quantify
 from ensemble.spec.objectives import infer_mode
+from ensemble.user_code.fingerprint import fingerprint_function
 from pipelines.providers import import_object
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ EPOCHS_CHOSEN = "; optimistic: members chose their epoch on their own fold"
 
 NOT_ASKED = "Ensemble.calibrate is off"
 """Why there is no calibration where one would be possible."""
+
+NO_VALID = "there is no validation split to select and calibrate on; declare Ensemble.valid"
+NO_PIPELINE = "members that train without a pipeline have no predictions to combine"
+INFEASIBLE = "no finished member keeps the constraints of the search"
 
 _EMPTY = (
     "task",
@@ -120,17 +124,19 @@ class _Splits:
 
 def _read_splits(run_dir: RunDir, state: RunState, ensemble: Ensemble, left_out: dict[str, str]) -> _Splits:
     """Read what the finished members predicted, of the same samples; the other members are added to `left_out`."""
+    is_complete = callable(ensemble.combine) and not ensemble.calibrate and ensemble.thresholds is None
+    is_fitted = is_complete and ensemble.valid is None and ensemble.test is not None
+    if ensemble.valid is None and not is_fitted:
+        raise NotCombined(NO_VALID if ensemble.train is not None else NO_PIPELINE)
     left_out |= {m.id: m.state for m in state.members.values() if m.state != "finished"}
+    infeasible = state.list_infeasible()
+    left_out |= {name: why for name, why in infeasible.items() if name not in left_out}
     if state.ended is None:  # else the combination is there already, and computed once more
         gone = [m for m in state.members.values() if m.state == "finished" and m.is_checkpoint_removed]
         left_out |= {m.id: m.explain_no_checkpoint() for m in gone}
     finished = [member for member in state.members if member not in left_out]
     if not finished:
-        raise NotCombined("no member finished")
-    is_complete = callable(ensemble.combine) and not ensemble.calibrate and ensemble.thresholds is None
-    is_fitted = is_complete and ensemble.valid is None and ensemble.test is not None
-    if ensemble.valid is None and not is_fitted:
-        raise NotCombined("there is no validation split to select and calibrate on; declare Ensemble.valid")
+        raise NotCombined(INFEASIBLE if infeasible else "no member finished")
     valid = read_prediction_matrix(run_dir, state, finished, "test" if is_fitted else "valid")
     left_out |= valid.left_out
     if not valid.members:
@@ -179,6 +185,11 @@ def _fit_and_measure(splits: _Splits, state: RunState, ensemble: Ensemble) -> tu
     # Of a stack, only the rows that it was fitted on are known out of fold.
     whole = report if is_valid and combination.stack is not None else splits.whole
     measured, notes = measure(task_math, valid, whole, combination, shown, best, ensemble)
+    if best is not None and len(set(valid.groups or (0, 1))) == 1:  # one configuration: nothing to be better than
+        measured = {**measured, "best_member": None, "best_calibrated": None, "noise": None}
+        for name in ("metrics", "intervals", "reliability"):
+            kept = {of: own for of, own in (measured[name] or {}).items() if of == "ensemble"}
+            measured[name] = kept or None
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
     calibration = _describe_calibration(combination, valid, ensemble)
     conformal = decision = None
@@ -200,6 +211,7 @@ def _fit_and_measure(splits: _Splits, state: RunState, ensemble: Ensemble) -> tu
         "calibration": calibration,
         "temperature": combination.calibration if calibration["method"] == "temperature" else 1.0,
         "out_of_fold": valid.groups is not None,
+        "folds": _measure_folds(state, valid, ensemble) if valid.groups is not None else [],
         "split": "valid" if is_valid and not splits.is_fitted else "test",
         "note": "; ".join(filter(None, (splits.note, report.part or valid.part, *notes))) or None,
         **measured,
@@ -208,6 +220,19 @@ def _fit_and_measure(splits: _Splits, state: RunState, ensemble: Ensemble) -> tu
         "conformal": conformal,
     }
     return fields, shown
+
+
+def _measure_folds(state: RunState, valid: PredictionMatrix, ensemble: Ensemble) -> list[dict[str, Any]]:
+    """Of each configuration the objective that its members reported, each of its own fold: mean and spread."""
+    rows = []
+    for group in dict.fromkeys(valid.groups or ()):
+        members = valid.list_group(group)
+        found = [_as_finite(state.members[one].metrics.get(str(ensemble.objective))) for one in members]
+        values = [value for value in found if value is not None]
+        if len(values) > 1:
+            row = {"members": members, "metric": ensemble.objective, "folds": len(values)}
+            rows.append({**row, "mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))})
+    return sorted(rows, key=lambda row: row["mean"], reverse=ensemble.mode == "max")
 
 
 def _describe_folds(state: RunState, members: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.events import NOT_COMBINED
+from ensemble.schedule.declared_search import check_same_search
 from ensemble.spec.population import identify_trial
 from ensemble.store import RunDir, RunState, StoreError, load_code, versions
 from ensemble.store.member import ENDED
@@ -21,7 +22,7 @@ from ensemble.train.data_identity import (
     training_data,
     why_unsure,
 )
-from ensemble.user_code.fingerprint import Code
+from ensemble.user_code.fingerprint import Code, fingerprint_function
 from ensemble.user_code.imports import digest_syntax
 from pipelines.environment.library_settings import find_settings
 
@@ -235,8 +236,11 @@ def find_evaluated_again(
     return changed, members
 
 
-def check_same(state: RunState, ensemble: Ensemble, path: Path, *, accepts_data: bool = False) -> None:
-    """Refuse to go on with members whose declaration has changed, unless they have no checkpoint."""
+def check_same(
+    state: RunState, ensemble: Ensemble, path: Path, *, accepts_data: bool = False, accepts_code: bool = False
+) -> None:
+    """Refuse to go on with another search, or members declared otherwise, unless they have no checkpoint."""
+    check_same_search(state, ensemble, path, accepts_code=accepts_code)
     extended = find_more_epochs(state)
     for member in state.members.values():
         listed = ensemble.search is None and member.number < len(ensemble.members or ())
@@ -274,7 +278,7 @@ def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
 
 def is_combined_otherwise(state: RunState, ensemble: Ensemble) -> bool:
     """Whether the run was combined by another method, coverage or calibration than declared now, or in vain."""
-    from ensemble.combine.combination import FUNCTION, fingerprint_function
+    from ensemble.combine.combination import FUNCTION
 
     combined = state.combined
     if combined is None:

@@ -207,10 +207,10 @@ class Controller:
                 self._snapshot_at = now_s + SNAPSHOT_EVERY_S
                 self.save_snapshot()
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, failed: bool = True) -> None:
         """Let all members write a checkpoint and end, so that the run can be resumed."""
         with self.lock:
-            self.perform(self.session.stop(reason, *self.read_clock()))
+            self.perform(self.session.stop(reason, *self.read_clock(), failed=failed))
 
     def read_clock(self) -> tuple[float, float]:
         """The time, in seconds of a clock by which others are limited, and in Unix seconds as in the log.
@@ -275,7 +275,7 @@ class Controller:
         )
         if why is not None:
             self.is_budget_used = True
-            self.stop(why)
+            self.stop(why, failed=False)
 
     def handle_requests(self) -> None:
         """Handle pending requests, one after the other."""

@@ -101,7 +101,8 @@ def process_last(run: Controller, kinds: Sequence[str]) -> None:
 def describe_end(run: Controller) -> Report:
     """The last event."""
     if run.session.stop_reason is not None:
-        return {"type": "run_stopped", "reason": run.session.stop_reason}
+        failed = run.session.state.stop_failed
+        return {"type": "run_stopped", "reason": run.session.stop_reason, "failed": failed}
     states = dict(Counter(member.state for member in run.state.members.values()))
     wall_s = time.monotonic() - run.began
     return {"type": "run_finished", "wall_s": wall_s, "states": states, "notes": run.finalizer.notes}
@@ -114,8 +115,9 @@ def log_abort(run: Controller, error: BaseException) -> None:
         log.warning("the executor could not be closed: %s", second)
     try:
         process_last(run, MEASUREMENTS)
-        reason = f"{type(error).__name__}: {error}"
-        run.process([*run.usage.sample(), {"type": "run_stopped", "reason": reason}])
+        failed = isinstance(error, Exception)  # else by a signal
+        stopped = {"type": "run_stopped", "reason": f"{type(error).__name__}: {error}", "failed": failed}
+        run.process([*run.usage.sample(), stopped])
         if run.observers is not None:
             run.observers.end_loggers(None, len(run.state.members))
         end_mirror(run)

@@ -122,6 +122,7 @@ def log_start(run: Controller) -> None:
         changed_splits=opening.changed_splits,
         evaluated_again=opening.evaluated_again,
         accepts_data=run.accepts_data,
+        constraints=run.trials.constraints,
     )
     change, unshared = opening.change, opening.stream.unshared
     events = [started, *opening.damage]

@@ -175,10 +175,14 @@ class Session:
             self._placer.rebalance()
         return self.state.drain_actions()
 
-    def stop(self, reason: str, now_s: float, t: float) -> list[Action]:
-        """Let all members write a checkpoint and end; only the first reason is kept."""
+    def stop(self, reason: str, now_s: float, t: float, *, failed: bool = True) -> list[Action]:
+        """Let all members write a checkpoint and end; only the first reason is kept.
+
+        Args:
+            failed: whether it is an error.
+        """
         self.state.set_time(now_s, t)
-        self._stop(reason, now_s + self._stop_timeout_s)
+        self._stop(reason, now_s + self._stop_timeout_s, failed=failed)
         return self.state.drain_actions()
 
     def stop_feeders(self) -> list[Action]:
@@ -287,7 +291,7 @@ class Session:
     def _fulfil(self, request: Mapping[str, Any]) -> str | None:
         until = self.state.now + self._stop_timeout_s
         if request["verb"] == "stop":
-            self._stop("asked to", self.state.now if request.get("at_once") else until)
+            self._stop("asked to", self.state.now if request.get("at_once") else until, failed=False)
             return "members write a checkpoint and end"
         return self.queue.fulfil(request, until)
 
@@ -344,9 +348,9 @@ class Session:
             )
             log.warning("%s (%s)", describe_unused(new, meant), event["member"])
 
-    def _stop(self, reason: str, until: float) -> None:
+    def _stop(self, reason: str, until: float, *, failed: bool = True) -> None:
         if self.stop_reason is None:
-            self.state.stop_reason = reason
+            self.state.stop_reason, self.state.stop_failed = reason, failed
             self._planner.stop()
         self.commands.stop(until)
         self._placer.say_demand([])

@@ -38,6 +38,7 @@ class SessionState:
         waitlist: the members without a place.
         keep_checkpoints: of the ensemble.
         stop_reason: why the run stops before its members have ended; None: it goes on.
+        stop_failed: whether it stops by an error; else by its user, or because its budget is used.
         placement_due: whether free places or waiting members have changed since members were last placed.
         began: the time of the session's start, in seconds of a monotonic clock.
         now: the time of the present event, in seconds of a monotonic clock.
@@ -51,6 +52,7 @@ class SessionState:
     waitlist: Waitlist = field(default_factory=Waitlist)
     keep_checkpoints: str = "all"
     stop_reason: str | None = None
+    stop_failed: bool = False
     placement_due: bool = True
     began: float = 0.0
     now: float = 0.0

@@ -188,7 +188,8 @@ def check_members(start: DeclaredStart) -> None:
     if start.is_resumed:
         check_data(run, start.ensemble, path, accepts=start.accept_data)
     elif run.starts:
-        check_same(run, start.ensemble, path, accepts_data=start.accept_data)
+        accepted = {"accepts_data": start.accept_data, "accepts_code": start.accept_code}
+        check_same(run, start.ensemble, path, **accepted)
 
 
 def check_members_code(start: DeclaredStart) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.events import Checkpoint, MoreEpochs, Report
+from ensemble.schedule.declared_search import describe_search
 from ensemble.schedule.explain import explain_beyond_limits, explain_unplaceable
 from ensemble.schedule.needs import Need, Node, compute_need, resolve_devices
 from ensemble.schedule.trials import ListedTrials, Trials
@@ -113,6 +114,7 @@ def describe_start(
     changed_splits: Mapping[str, str],
     evaluated_again: Sequence[str],
     accepts_data: bool,
+    constraints: Mapping[str, Mapping[str, float]],
 ) -> Report:
     """The `run_started` event; `members` are those that are known or will be proposed."""
     return {
@@ -124,6 +126,8 @@ def describe_start(
         "objective": ensemble.objective,
         "direction": ensemble.mode,
         "further_objectives": list(ensemble.search.objectives) if ensemble.search else [],
+        "search": describe_search(ensemble),
+        "constraints": dict(constraints),
         "budget": ensemble.search.budget if ensemble.search else None,
         "epochs": ensemble.epochs,
         "limits": dict(ensemble.limits),

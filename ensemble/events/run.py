@@ -80,6 +80,9 @@ class RunStarted(Event):
         accepts_data: whether members go on with other training data than before, in this start or an earlier one.
         further_objectives: of a search, beside `objective`: `name`, `mode` of each.
         second_objective: the only one of these, minimized, in logs of earlier versions.
+        search: what a search was declared with, by which a later start is known to be the same; null of a list.
+        constraints: *member*: by how much a trial that had finished violates the constraints of the search,
+            computed in this start.
         budget: of a search: `trials`, `hours`, `cpu_hours`, `energy_kj`, those that are limited.
         limits: `gpus`, `cpus`, those that are limited.
         keep_predictions_gb: see `Ensemble`.
@@ -114,6 +117,8 @@ class RunStarted(Event):
     limits: Json = {}
     keep_predictions_gb: float = 1.0
     budget: Json | None = None
+    search: Json | None = None
+    constraints: dict[str, dict[str, float]] = {}
 
 
 class BaseMade(Event):
@@ -194,6 +199,8 @@ class Combined(Event):
         left_out: *member*: why.
         failed: whether an error, which `reason` names, prevented it.
         unloadable: why `ensemble.load` cannot predict with them, and what to declare; None where it can.
+        folds: of each configuration of a cross-validation: `members`, the `metric` that ranks members, its
+            `mean` and `std` over so many `folds`, as each member reported it of its own.
         out_of_fold: whether `valid` are the training samples, predicted by members that have not learnt from
             them.
     """
@@ -222,6 +229,7 @@ class Combined(Event):
     failed: bool = False
     unloadable: str | None = None
     out_of_fold: bool = False
+    folds: list[Json] = []
     note: str | None = None
     reason: str | None = None
 
@@ -264,8 +272,13 @@ class RunFinished(Event):
 
 
 class RunStopped(Event):
-    """The run was stopped."""
+    """The run was stopped.
+
+    Attributes:
+        failed: whether by an error; else by its user, or because it has used its budget.
+    """
 
     reason: str | None = None
+    failed: bool = False
     report_cpu_s: float | None = None
     loggers_cpu_s: float | None = None

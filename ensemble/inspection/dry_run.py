@@ -325,8 +325,9 @@ def _list_notes(ensemble: Ensemble, executor: str, state: RunState) -> list[str]
     from ensemble.controller.starts import list_declared
     from ensemble.schedule.needs import compute_need
     from ensemble.spec.nodes import describe_selection
+    from ensemble.spec.out_of_fold import list_fold_notices
 
-    notes = ensemble.list_notices()
+    notes = [*ensemble.list_notices(), *list_fold_notices(ensemble)]
     if executor == "ray":
         notes.append("measured and estimated for this machine; a Ray cluster may offer more nodes, or other ones")
         selected = {compute_need(one).selection for one in list_declared(ensemble)} - {()}

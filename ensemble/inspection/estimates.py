@@ -77,6 +77,8 @@ def estimate_run(
     if failed is not None:
         unknown = dict.fromkeys(("seconds", "cpu_s", "energy_j", "memory_gb", "base_gb", "at_once"))
         how = f"the steps of {failed['members'][0]} could not be measured"
+        if ensemble.train is None:
+            how = "what a train function takes that reads its own data is known once it has run"
         return {**unknown, "origin": "unavailable", "energy_origin": "unavailable", "how": how}
     members = [(identity, row) for row in groups for identity in row["_members"]]
     scale = ensemble.search.expected_trials / len(members) if ensemble.search is not None else 1.0

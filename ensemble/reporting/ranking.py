@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ensemble.meter.origin import weakest
+from ensemble.spec.out_of_fold import find_configuration
 
 if TYPE_CHECKING:
     from ensemble.events import Epoch
@@ -51,18 +53,41 @@ def other_metrics(state: RunState) -> list[str]:
 
 
 def rank_members(state: RunState) -> list[MemberState]:
-    """Members by the objective, best first; finished before unfinished ones, those without a value last."""
-    sign = -1.0 if state.direction == "max" else 1.0
+    """Members by the objective, best first; finished before unfinished ones, those without a value last.
 
-    def key(member: MemberState) -> tuple[int, int, float, int]:
-        value = metric(member, state.objective)
-        return (not member.has_result, value is None, sign * (value or 0.0), member.number)
+    Of finished ones, those that keep the constraints of the search come first. Of a cross-validation the values of
+    different folds are not compared: the mean of all folds of its configuration ranks a member.
+    """
+    sign, infeasible = -1.0 if state.direction == "max" else 1.0, state.list_infeasible()
+
+    values = {name: metric(member, state.objective) for name, member in state.members.items()}
+    if state.is_cross_validated:
+        for folds in group_folds(state):
+            known = [value for one in folds if (value := values[one.id]) is not None]
+            values |= dict.fromkeys([one.id for one in folds], fmean(known) if known else None)
+
+    def key(member: MemberState) -> tuple[int, int, int, float, int]:
+        value, is_infeasible = values[member.id], member.id in infeasible
+        return (not member.has_result, is_infeasible, value is None, sign * (value or 0.0), member.number)
 
     return sorted(state.members.values(), key=key)
 
 
+def group_folds(state: RunState) -> list[list[MemberState]]:
+    """The members of each configuration of a cross-validation."""
+    groups: dict[str, list[MemberState]] = {}
+    for member in state.members.values():
+        groups.setdefault(find_configuration(member.identity), []).append(member)
+    return list(groups.values())
+
+
 def best_member(state: RunState) -> MemberState | None:
-    return next((m for m in rank_members(state) if metric(m, state.objective) is not None), None)
+    """The first of the ranking that has a value and keeps the constraints of the search; None where none does.
+
+    Of a cross-validation, whose members are measured on different folds, none is.
+    """
+    ranked, infeasible = [] if state.is_cross_validated else rank_members(state), state.list_infeasible()
+    return next((m for m in ranked if metric(m, state.objective) is not None and m.id not in infeasible), None)
 
 
 def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
@@ -103,15 +128,10 @@ def judged_members(state: RunState) -> list[tuple[MemberState, list[float]]]:
 def front_members(state: RunState) -> list[MemberState]:
     """The members on the Pareto front of a search of several objectives, the best by the last one first.
 
-    Where trials have said how they keep the constraints of the search, only those that keep all are on it.
+    Only members that keep the constraints of the search are on it.
     """
-    judged = judged_members(state)
-    if any(member.constraints is not None for member, _ in judged):
-        judged = [
-            objective
-            for objective in judged
-            if (held := objective[0].constraints) is not None and max(held.values(), default=0) <= 0
-        ]
+    infeasible = state.list_infeasible()
+    judged = [(member, values) for member, values in judged_members(state) if member.id not in infeasible]
     signs = [-1.0 if objective.mode == "max" else 1.0 for objective in state.objectives]
     points = [[s * value for s, value in zip(signs, values, strict=True)][::-1] for _, values in judged]
     return [judged[i][0] for i in pareto_front(points)]

@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
     from ensemble.store import MemberState, RunDir, RunState
 
-MOST_LINES, MOST_COLUMNS = 24, 100  # of the short form
+MOST_LINES, MOST_COLUMNS = 24, 100  # of the short form; more lines where notices need them
 BEST, LEAST = 5, 3  # members that it lists; at least, where other lines can be left out for them
 #: Labels of its lines, the most important first.
-SHORT = ["combined", "stopped", "failed", "sharing", "cost", "more", "next", "model", "report", "log", "notice"]
+SHORT = ["combined", "stopped", "notice", "failed", "sharing", "cost", "more", "next", "model", "report", "log"]
 SHORT += ["Pareto front", "budget", "price", "emissions"]
+WHOLE = 7  # of these labels are always there
 OTHERS = 3  # metrics besides the objective
 WRAPPED = 20  # columns for hyperparameters, which wrap where there is no room for more
 UNFINISHED = ("pruned", "failed", "cancelled")
@@ -61,7 +62,7 @@ def summary(
     """The end of a run: texts of one or several lines, each with its style on a terminal, as rich names it.
 
     Args:
-        everything: all members and figures; else at most 24 lines of 100 columns.
+        everything: all members and figures; else at most 24 lines of 100 columns, notices apart.
         width: columns of the terminal; None: as many as it needs.
     """
     lines = summary_lines(run, run_dir)
@@ -72,11 +73,12 @@ def summary(
     width = min(width or MOST_COLUMNS, MOST_COLUMNS)
     figures, labels = _describe_combined(run.state, width, is_short=True), list(SHORT)
     while True:
-        below = _lay_out_lines([line for line in lines if line[0] in labels], width, most=2)
+        below = _lay_out_lines([line for line in lines if line[0] in labels], width)
         room = MOST_LINES - len([*figures, *below]) - 5 - bool(figures)
-        if room >= min(LEAST, len(order)):
+        if room >= min(LEAST, len(order)) or len(labels) == WHOLE:
             break
         labels.pop()
+    room = max(room, min(LEAST, len(order)))
     head = [Column("", [text]) for text in (run.state.name or "run", " · ".join(describe_state(run.state, None)))]
     members = _list_members(run, order[: min(BEST, room)], order, width, is_short=True)
     return _join([[(lay_out(_cut(head), width)[1], "bold")], members, figures, below])
@@ -95,9 +97,9 @@ def _join(parts: Iterable[list[Line]]) -> list[Line]:
     return [line for part in parts if part for line in (*part, ("", ""))][:-1]
 
 
-def _lay_out_lines(lines: Sequence[Line], width: int | None, most: int | None = None) -> list[Line]:
+def _lay_out_lines(lines: Sequence[Line], width: int | None) -> list[Line]:
     labels = Column("", [label for label, _ in lines])
-    texts = Column("", [line for _, line in lines], folds_to=WRAPPED, most_lines=most)
+    texts = Column("", [line for _, line in lines], folds_to=WRAPPED)
     return [(line, "") for entry in lay_out([labels, texts], width)[1:] for line in entry.split("\n")]
 
 
@@ -215,7 +217,10 @@ def _describe_combined(state: RunState, width: int | None, *, is_short: bool = F
     ]
     texts = lay_out(_cut(columns) if is_short else columns, width)
     lines = zip(texts, ["dim", *(style for _, style in rows)], strict=True)
-    has_figures = [True, *(any(cells) for cells in zip(*(cells[1:] for cells in described), strict=True))]
+    has_figures = [
+        True,
+        *(bool({*row} - {"", text.ABSENT}) for row in zip(*(cells[1:] for cells in described), strict=True)),
+    ]
     note = lay_out([Column("", [combined.note] if combined.note else [], folds_to=WRAPPED)], width)[1:]
     if is_short:
         has_figures, note = [True, True, False, has_figures[3]], []

@@ -47,10 +47,12 @@ class Trials:
     Attributes:
         awaits_pruner: whether a member waits for a prune_decision after each epoch.
         streaming: whether members join a running stream as soon as they fit.
+        constraints: *member*: how a trial that has finished keeps the constraints of the search, computed anew.
     """
 
     awaits_pruner: bool = False
     streaming: bool = False
+    constraints: Mapping[str, Mapping[str, float]] = {}
 
     @property
     def abort_reason(self) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ensemble.combine.metrics import CombineError
+from ensemble.schedule.declared_search import describe_search
 from ensemble.schedule.trials import (
     FIRST_TRIALS,
     ImpossibleError,
@@ -55,8 +56,9 @@ class SearchTrials(Trials):
             epochs=_find_judged_epochs(ensemble, state),
             storage=self._search.storage or str(run_dir.journal),
         )
-        self._searcher.open(state)
         self._state = state
+        self.constraints = self._compute_constraints()
+        self._searcher.open(state)
         self._population = None if self._search.population is None else Population(ensemble, state, self._searcher)
         if self._population is not None:
             self._proposed = self._population.proposed
@@ -195,17 +197,34 @@ class SearchTrials(Trials):
                 metrics = {**metrics, "gain": self._gains.compute(f"member-{number}", self._finished())}
             except (CombineError, StoreError) as error:
                 _log.warning("member-%d has no gain, so the search does not learn from it: %s", number, error)
-        constraints = None
         if self._searcher.is_ranked(number):
             self._unjudged = self._unjudged or self._explain_absent(number, metrics)
-            try:
-                constraints = compute_constraints(self._search, number, metrics)
-            except SpecError as error:
-                self._broken = str(error)
+        constraints = None
+        try:
+            constraints = compute_constraints(self._search, number, metrics)
+        except SpecError as error:
+            self._broken = self._broken or str(error)
         return {"metrics": metrics} | ({} if constraints is None else {"constraints": constraints})
 
+    def _compute_constraints(self) -> dict[str, dict[str, float]]:
+        """Compute the constraints of finished members where their function failed, or is another one now.
+
+        Raises:
+            SpecError: the function fails.
+        """
+        function, computed = self._search.constraints, dict[str, dict[str, float]]()
+        before, now = self._state.header.search, describe_search(self._ensemble)
+        is_edited = before and now and before.get("constraints") != now.get("constraints")
+        for member in self._state.members.values() if function is not None else ():
+            if member.state == "finished" and (member.constraints is None or is_edited):
+                member.constraints = compute_constraints(self._search, member.number, member.metrics)
+                computed[member.id] = member.constraints or {}
+        return computed
+
     def _finished(self) -> list[str]:
-        return [member.id for member in self._state.members.values() if member.state == "finished"]
+        """The finished members that may be in the combination."""
+        members, infeasible = self._state.members.values(), self._state.list_infeasible()
+        return [member.id for member in members if member.state == "finished" and member.id not in infeasible]
 
     def _revalue(self) -> None:
         """Recompute the gain of each finished trial, before a proposal."""
@@ -232,6 +251,8 @@ class SearchTrials(Trials):
         cost, constraints = (None, None) if member is None else (member.cost, member.constraints)
         if state == "finished" and member is not None and self._searcher.is_ranked(number):
             self._judge(member)
+            if self._search.constraints is not None and constraints is None:
+                return  # the function failed: the trial is told at the next start
         try:
             self._searcher.tell(number, state, value, cost, metrics, constraints)
         except SpecError as error:

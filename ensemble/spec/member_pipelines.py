@@ -71,6 +71,8 @@ class MemberPipelines:
     out_of_fold: bool
     allow_overlap: bool
     combine: Any
+    calibrate: bool | str
+    thresholds: Any
 
     @property
     def target(self) -> str:
@@ -116,7 +118,8 @@ class MemberPipelines:
     def list_notices(self) -> list[str]:
         """What a user should know of the splits before training, one sentence each."""
         notices = [describe_overlap(row) for row in self.list_overlaps()]
-        if self.valid is None and not has_own_loop(self.recipe):
+        is_fixed = callable(self.combine) and not self.calibrate and self.thresholds is None  # nothing is selected
+        if self.valid is None and not has_own_loop(self.recipe) and not is_fixed:
             notices.append(
                 "there is no valid=: members are not ranked, and no combined model is selected or calibrated"
             )

@@ -17,6 +17,7 @@ from ensemble.spec.sample_weights import Folds, Weighting
 from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
+    from ensemble.spec.ensemble import Ensemble
     from pipelines import Pipeline
 
 #: Fields of an identity by which members of one configuration may differ.
@@ -75,6 +76,18 @@ def mark_out_of_fold(weights: dict[str, Any] | None) -> dict[str, Any]:
             "Ensemble.out_of_fold evaluates members on the fold that they leave out: give weights=Folds(k)"
         )
     return {**weights, "out_of_fold": True}
+
+
+def list_fold_notices(ensemble: Ensemble) -> list[str]:
+    """Say how many samples of a batch are left for members that leave out a fold, a sentence for each size."""
+    listed = [ensemble.identify(number) for number in range(len(ensemble.members or ()))]
+    folded = [one for one in listed if one.weights is not None and one.weights["kind"] == "fold"]
+    sizes = sorted({(int(one.weights["k"]), one.batch_size) for one in folded if one.weights is not None})
+    return [
+        f"Folds({k}): of a batch of {size} a member trains on {size * (k - 1) / k:g} samples on average, the "
+        "others are of the fold that it leaves out"
+        for k, size in sizes
+    ]
 
 
 def make_evaluated(train: Any, valid: Pipeline | None, search: Any) -> Pipeline:

@@ -141,6 +141,8 @@ def _start_run(run: RunState, event: events.RunStarted) -> None:
         give_more_epochs(run, event.more_epochs, event.t)
     if event.changed_splits or event.evaluated_again:
         evaluate_again(run, event.evaluated_again, event.t)
+    for name, excesses in event.constraints.items():
+        run.members[name].constraints = excesses
     run.starts += 1
     run.name, run.run_id = event.name or run.name, event.run_id or run.run_id
     run.executor, run.mode = event.executor or run.executor, event.mode or run.mode

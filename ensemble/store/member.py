@@ -19,6 +19,8 @@ ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 
 #: How remarks begin that hold only for what a member predicts.
 UNCOMBINED = "there will be no combined model"
+#: How the remark begins of a member that ended no better than a guess.
+LEARNS_NOTHING = "learns nothing"
 #: How the remark begins of a member with `outdated`.
 OUTDATED = "it could not be evaluated again, so it keeps its earlier figures and is not combined"
 
@@ -190,6 +192,13 @@ class MemberState:
     def has_result(self) -> bool:
         """Whether it has finished, if only before the further epochs for which it is trained now."""
         return self.state == "finished" or self.result is not None
+
+    def explain_infeasible(self) -> str | None:
+        """Return which constraints of the search it violates, or that this is not known; None: it keeps all."""
+        if self.constraints is None:
+            return "whether it keeps the constraints of the search is not known"
+        broken = [f"{name!r} by {excess:.3g}" for name, excess in self.constraints.items() if excess > 0]
+        return f"it violates the constraint {', '.join(broken)}" if broken else None
 
     def keep_result(self) -> None:
         """Keeps what it has finished with as its result: it is to be trained further."""

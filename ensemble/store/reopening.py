@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import ensemble.events as events
-from ensemble.store.member import OUTDATED, UNCOMBINED, MemberState
+from ensemble.store.member import LEARNS_NOTHING, OUTDATED, UNCOMBINED, MemberState
 from ensemble.store.state import RunState
 
 
@@ -24,6 +24,7 @@ def give_more_epochs(run: RunState, more_epochs: events.MoreEpochs, t: float) ->
             if more_epochs.keeps_results:
                 member.keep_result()
             reopen_member(run, member, t)
+            member.remarks = [text for text in member.remarks if not text.startswith(LEARNS_NOTHING)]
         member.identity["epochs"] = more_epochs.epochs
         member.identity["epochs_before"] = member.identity.get("epochs_before") or before
     if not more_epochs.keeps_results:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import ensemble.events as events
+from ensemble.spec.out_of_fold import is_out_of_fold
 from ensemble.store.member import MemberState, NodeState
 
 
@@ -110,6 +111,20 @@ class RunState:
         """
         members = {name: member.result or member for name, member in self.members.items()}
         return replace(self, members=members, combined=None if self.has_newer_results else self.combined)
+
+    @property
+    def is_cross_validated(self) -> bool:
+        """Whether members are evaluated on different samples, each on the fold that it leaves out."""
+        return any(is_out_of_fold(member.identity.get("weights")) for member in self.members.values())
+
+    def list_infeasible(self) -> dict[str, str]:
+        """Return the members that do not keep the constraints of the search: name -> why."""
+        members = {name: member.result or member for name, member in self.members.items()}
+        is_constrained = any(member.constraints is not None for member in members.values())
+        if not is_constrained and (self.header.search or {}).get("constraints") is None:
+            return {}
+        explained = {name: member.explain_infeasible() for name, member in members.items()}
+        return {name: why for name, why in explained.items() if why is not None}
 
     @property
     def has_data(self) -> bool:

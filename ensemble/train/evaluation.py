@@ -224,9 +224,9 @@ class _SplitRows:
         accuracy, classes = figures.get("accuracy", 1.0), self._classes
         is_named = isinstance(self._recipe.loss, NamedLoss) and self._recipe.loss.name == "cross_entropy"
         is_chance = classes and is_named and loss >= 0.999 * math.log(classes) and accuracy < 1 / classes + 0.05
-        if is_chance and member.position["epoch"] >= max(2, member.identity.epochs // 10):  # warmed up
-            chance = f"a constant guess of {classes} classes, {math.log(classes):.4g}"
-            member.remark(f"learns nothing: the loss on 'valid' is no better than that of {chance}")
+        is_warm = member.position["epoch"] >= max(2, member.identity.epochs // 10)
+        chance = f"a constant guess of {classes} classes, {math.log(classes):.4g}" if is_chance else ""
+        member._state.note_chance(chance, is_warm=is_warm)
         return {name: value for name, value in figures.items() if name not in dropped}
 
     def split_metrics(self) -> dict[str, float]:

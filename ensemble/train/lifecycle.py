@@ -327,6 +327,7 @@ class Lifecycle:
         self.end_left_epoch()
         self._conclude()
         self.begin()
+        state.remark_chance()
         if optimization.model in BASES:
             BASES[optimization.model].check_unwritten(whole=True)
         if (why := optimization.kept.explain_absence()) is not None:

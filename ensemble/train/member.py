@@ -68,6 +68,7 @@ class TrainContext(FrameworkMember):
     Attributes:
         identity: hyperparameters, seed, workers, epochs and all else that distinguishes this member.
         params: its hyperparameters.
+        seed: of its weights and random numbers.
         device: of its model and batches.
         rank: of this worker, from 0.
         world: the number of workers.
@@ -92,10 +93,10 @@ class TrainContext(FrameworkMember):
         params = ensemble.as_declared(own.params)
         self.params: dict[str, Any] = Hyperparameters(params, used=list_member_options(ensemble.recipe))
         self.device, self.comm = state.device, comm
-        self.rank, self.world = comm.rank, comm.world
+        self.seed, self.rank, self.world = own.seed, comm.rank, comm.world
         self.steps_per_epoch, self.splits = state.steps_per_epoch, state.splits
         self.steps = self.steps_per_epoch * own.scheduled_epochs
-        self.objective = str(ensemble.objective)
+        self.objective, self._is_resumed = str(ensemble.objective), False
 
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
@@ -120,6 +121,7 @@ class TrainContext(FrameworkMember):
         )
         state.prepared.keep(state.callbacks, keeps_best=own.keep == "best")
         self._life.resumption.resume()
+        self._is_resumed = self.position["epoch"] > 0
         self._life.outline = describe_outline(state.prepared.structure, own_state(model))
         state.callbacks.call("begin_training")
         state.callbacks.check_states()
@@ -347,9 +349,10 @@ class TrainContext(FrameworkMember):
         self._evaluator.footprint = measure_footprint(self._evaluator, state, function or own)
 
     def report_unused(self) -> None:
-        """Report the hyperparameters that nothing has read so far; the run warns about them once."""
+        """Report the hyperparameters that nothing read in the whole training; the run warns about them once."""
         assert isinstance(self.params, Hyperparameters)
-        unused = [] if callable(self._state.ensemble.train) else self.params.unused
+        is_known = not self._is_resumed and not callable(self._state.ensemble.train)
+        unused = self.params.unused if is_known else []
         if unused:
             meant = {name: near for name in unused if (near := self.params.suggest(name)) is not None}
             fields = {"params": unused, **({"meant": meant} if meant else {})}

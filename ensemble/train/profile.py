@@ -279,9 +279,9 @@ def _assemble_checkpoint(member: TrainContext) -> tuple[int, int, int]:
         packed = pack(member.identity, {}, 0, Position(), parts)
         packed_bytes = sum(tensor.nbytes for tensor in find_tensors(packed))
         rehearse_checkpoint(packed)
-    parameters = list(optimization.model.parameters())
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return sum(parameter.numel() for parameter in parameters), trained, packed_bytes
+    sizes = {name: parameter.numel() for name, parameter in optimization.model.named_parameters()}
+    is_trained = optimization.structure["requires_grad"]  # as it was built: an evaluation may freeze all of it
+    return sum(sizes.values()), sum(size for name, size in sizes.items() if is_trained.get(name)), packed_bytes
 
 
 class _Reporter(EventReporter):

@@ -40,7 +40,7 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     member._state.forward = lambda model, batch: {"loss": unwrapped(model, batch)}
     loss = member.wrap_loss(unwrapped)
     is_trained = False
-    for epoch in member.epochs():
+    for _ in member.epochs():
         is_trained = True
         for batch in member.batches():
             for part in member.parts(batch):
@@ -50,8 +50,6 @@ def train(recipe: Recipe, member: TrainContext) -> None:
             member.step()
         member._life.save_before_evaluation()
         member.report(**evaluate(recipe, member))
-        if epoch == 0:
-            member.report_unused()
 
     if not is_trained:  # it had ended: what it is evaluated on may have changed since
         member.report_end(evaluate(recipe, member))
@@ -78,7 +76,7 @@ def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: T
         loop = recipe.train if isinstance(recipe, Recipe) else recipe
         assert loop is not None
         (loop if member.program is None else member.program.run)(member)
-        member.report_unused()
+    member.report_unused()
 
 
 def _make_schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optimizer) -> Any:

@@ -11,6 +11,7 @@ import torch
 from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Recipe
 from ensemble.spec.recipe import has_own_loop
+from ensemble.store.member import LEARNS_NOTHING
 from ensemble.train.accumulation import MicroBatches
 from ensemble.train.call import Call, Observation
 from ensemble.train.callbacks import Callbacks
@@ -96,6 +97,7 @@ class TrainState:
         self.on_trained: Callable[[], None] = lambda: None
         self.prepare_nothing: Callable[[], Optimization] = _refuse_unprepared
         self.ends_at_nan, self.not_finite = True, ""
+        self._chance: str | None = None  # what its evaluations were no better than; "" once one that counts was
 
     def open(self) -> None:
         """Prepare the other splits, then read the stream, unless no epoch is left to be trained."""
@@ -164,6 +166,22 @@ class TrainState:
             self.remarked.add(text)
             self.reporter.log(text)
             self.reporter.event("remark", text=text)
+
+    def note_chance(self, chance: str, *, is_warm: bool) -> None:
+        """Note the guess that an evaluation was no better than. The last one counts; with keep="best" any.
+
+        Args:
+            chance: the guess; empty: the evaluation was better.
+            is_warm: whether the learning rate has risen by then.
+        """
+        has_learnt = self.identity.keep == "best" and self._chance == ""
+        if not chance or (is_warm and not has_learnt):
+            self._chance = chance
+
+    def remark_chance(self) -> None:
+        """Remark at the member's end that it has learnt nothing."""
+        if self._chance:
+            self.remark(f"{LEARNS_NOTHING}: the loss on 'valid' is no better than that of {self._chance}")
 
     def poll_command(self) -> Command | None:
         """The next command to this rank, if any; only rank 0 gets commands."""

@@ -11,10 +11,12 @@ import dataclasses
 import enum
 import itertools
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from ensemble.user_code.imports import digest_syntax, find_late_imports
 from pipelines.description import PipelineDescription
@@ -98,6 +100,12 @@ def code_of(ensemble: Ensemble) -> Code:
     parts |= {f"{name}: {value}": _digest(value) for name, value in find_settings(only_of_user=True).items()}
     predicts = _digest({key: _digest(part) for key, part in predicting.parts.items()})
     return Code(PYTHON, parts, dict(sorted(sources.items())), names=members.names, predicts=predicts)
+
+
+def fingerprint_function(function: Callable[..., Any]) -> str:
+    """A digest of the user's function and of the code that it uses, which is no part of the code of members."""
+    nothing = dict.fromkeys(("train", "valid", "test"))
+    return code_of(cast("Ensemble", SimpleNamespace(recipe=partial(function), **nothing))).fingerprint
 
 
 def _describe_ensemble(ensemble: Ensemble, written: Collection[str]) -> _MembersCode:

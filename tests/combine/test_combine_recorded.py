@@ -18,12 +18,13 @@ from test_combine_run import TEST, VALID, declare, finish, overwrite, record, st
 import ensemble
 from ensemble import Ensemble, Recipe
 from ensemble.combine import Combination, CombineError, combine, load
-from ensemble.combine.combination import call_function, fingerprint_function, fit_held_out
+from ensemble.combine.combination import call_function, fit_held_out
 from ensemble.combine.prediction_matrix import read_prediction_matrix
 from ensemble.events import Combined
 from ensemble.reporting.dashboard.analysis import read_quality
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store import RunDir, RunState, load_predictions
+from ensemble.user_code.fingerprint import fingerprint_function
 from pipelines import Pipeline, sources
 
 

@@ -16,7 +16,7 @@ from kit.kept_predictions import save_predictions
 from kit.task_members import TASKS, Array, make_members
 
 from ensemble.combine import CombineError, combine, find_math
-from ensemble.combine.combination import fingerprint_function, fit_held_out
+from ensemble.combine.combination import fit_held_out
 from ensemble.combine.conformal import calibrate_sets
 from ensemble.combine.prediction_matrix import align
 from ensemble.controller.changes import is_combined_otherwise
@@ -24,6 +24,7 @@ from ensemble.events import Combined
 from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.task import IGNORED, Task
 from ensemble.store import EventLog, Predictions, RunDir, load_predictions
+from ensemble.user_code.fingerprint import fingerprint_function
 from pipelines import Pipeline, sources
 
 PIPE = Pipeline(sources.arrays(x=np.zeros((3, 2), np.float32)))

@@ -152,7 +152,7 @@ def test_what_fails_of_the_users_ends_the_run_and_is_named(tmp_path: Path, optio
     run = ensemble.submit(declare(search, epochs=2), run_dir=tmp_path / "run", executor="inline")
     run.wait()
     last = read_events(tmp_path / "run" / "events.jsonl")[-1]
-    assert last["type"] == "run_stopped" and why in last["reason"]
+    assert last["type"] == "run_stopped" and last["failed"] and why in last["reason"]
 
 
 def test_a_function_that_asks_for_more_than_it_did_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -21,7 +21,17 @@ from kit.loop_cases import of, train
 from torch import Tensor, nn, optim
 
 import ensemble
-from ensemble import EarlyStopping, Ensemble, Recipe, Resources, Search, SpecError, loguniform, seeds
+from ensemble import (
+    EarlyStopping,
+    Ensemble,
+    MemberCallback,
+    Recipe,
+    Resources,
+    Search,
+    SpecError,
+    loguniform,
+    seeds,
+)
 from ensemble.cli.parser import main
 from ensemble.store import RunDir, load_predictions
 from ensemble.train.node_checks import NODE_DIRECTORY
@@ -123,6 +133,25 @@ def test_a_member_that_learns_nothing_for_some_epochs_is_remarked_once(
     remarks = [event["text"] for event in of(events, "remark") if "learns nothing" in event["text"]]
     assert bool(remarks) == is_said and len(remarks) <= 1
     assert all("no better than that of a constant guess of 10 classes, 2.303" in remark for remark in remarks)
+
+
+def test_a_member_that_learns_late_is_not_said_to_learn_nothing(tmp_path: Path) -> None:
+    class LearnsLate(MemberCallback):
+        def begin_epoch(self, member: Any, epoch: int) -> None:
+            for group in member.optimizer.param_groups:
+                group["lr"] = 0.0 if epoch < 4 else 0.5
+
+    guess = nn.Linear(4, 10)
+    nn.init.zeros_(guess.weight), nn.init.zeros_(guess.bias)
+    labels = 1 + np.argmax(X @ np.random.default_rng(1).normal(size=(4, 9)), axis=1)
+    recipe = Recipe(
+        model=lambda params: copy.deepcopy(guess), loss="cross_entropy", target="y", inputs=("x",),
+        optimizer=lambda model, params: optim.SGD(model.parameters(), lr=0.5),
+    )  # fmt: skip
+    options = {"epochs": 6, "callbacks": [LearnsLate()]}
+    outcome, events = train(tmp_path, recipe, train=pipe(labels), valid=pipe(labels), **options)
+    assert outcome == "finished"
+    assert not [event for event in of(events, "remark") if "learns nothing" in event["text"]]
 
 
 ROWS = Pipeline(sources.arrays(x=np.eye(16, 3, dtype="float32"), label=np.arange(16) % 2), seed=0)

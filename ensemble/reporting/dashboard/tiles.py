@@ -47,7 +47,9 @@ def list_tiles(run: RunProjection) -> Iterator[Tile]:
     else:
         yield Tile("members", "Members finished", finished, "none failed")
     label = f"Best member{so_far}, by {state.objective} on validation"
-    if best is None:
+    if state.is_cross_validated:
+        pass  # members are measured on different folds
+    elif best is None:
         yield Tile("best", label, text.ABSENT, "no epoch has ended yet")
     else:
         yield Tile("best", label, text.score(run.best_value), best.id, link=("member", {"member": best.id}))

@@ -68,7 +68,8 @@ def describe_figures(state: RunState) -> list[Line]:
     if not shown:
         return []
     figures = ", ".join(
-        f"{comparison.figure.heading} {text.score(comparison.value)} ({comparison.describe_difference()})"
+        f"{comparison.figure.heading} {text.score(comparison.value)}"
+        + (f" ({comparison.describe_difference()})" if comparison.best is not None else "")
         for comparison in shown
     )
     used = [member for member, weight in (combined.weights or {}).items() if weight > 0]
@@ -133,7 +134,8 @@ def describe_quality(state: RunState, ledger: Ledger | None = None) -> list[Line
         return [("combined", f"none: {why}")]
     benefit, _ = describe_benefit(combined, (state.objective, state.direction))
     how = combined.reason or ("" if benefit else text.count(len(combined.members), "member"))
-    lines = [benefit, f"by {combined.method}: {how}" if how and combined.members else ""]
+    by = f"by {combined.method}: {how}" if how and combined.members else ""
+    lines = ["; ".join(filter(None, [*describe_folds(combined)[:MOST_FIGURES], benefit])), by]
     lines += [describe_overlap(row) for row in state.header.overlap or ()]
     lines += [*_describe_calibration(combined), *_describe_decision(combined)]
     lines += _describe_uncertainty(combined)
@@ -144,6 +146,15 @@ def describe_quality(state: RunState, ledger: Ledger | None = None) -> list[Line
             words.append("too few samples to calibrate on: everything is predicted")
         lines.append(f"conformal, {_word(name)}: {', '.join(words)}")
     return [("" if at else "combined", line) for at, line in enumerate(filter(None, lines))]
+
+
+def describe_folds(combined: Combined) -> list[str]:
+    """Returns of each configuration of a cross-validation its objective and the spread of that over folds."""
+    return [
+        f"out of fold: {row['metric']} {text.score(row['mean'])} ± {text.score(row['std'])} over "
+        f"{text.count(row['folds'], 'fold')} ({text.names(row['members'], 3)})"
+        for row in combined.folds
+    ]
 
 
 def _explain_unfinished(state: RunState) -> str | None:
@@ -197,6 +208,14 @@ def tabulate(state: RunState) -> list[Table]:
     """Returns the tables of the view "Ensemble": uncertainty and conformal figures."""
     combined = state.combined or NOT_COMBINED
     tables = []
+    if combined.folds:
+        reading = "Each member is measured on the fold that it leaves out; means over folds of a configuration."
+        head = [("configuration", "text"), ("metric", "text"), ("mean", ""), ("deviation", ""), ("folds", "")]
+        rows = [
+            [text.names(row["members"], 3), row["metric"], scored(row["mean"]), scored(row["std"]), row["folds"]]
+            for row in combined.folds
+        ]
+        tables.append(Table("folds", "Cross-validation", reading, head, rows))
     uncertainty = list(_read_numbers(combined.uncertainty))
     if uncertainty:
         reading = "Means of the samples; `ensemble predict RUN_DIR --split test --uncertainty` has each sample's."
