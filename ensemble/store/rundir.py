@@ -306,7 +306,7 @@ class RunDir(RunPaths):
             with self._open_kept(path, ANEW) as name, open(name, "rb") as file:
                 check_ownership(path, os.fstat(file.fileno()))
                 with without_bytecode():
-                    unpickler = DeclarationUnpickler(file.read(), self.data, **takes)
+                    unpickler = DeclarationUnpickler(file.read(), self.data, None, **takes)
                     ensemble: Ensemble = unpickler.load()
         except OtherPythonError as error:
             raise OtherPythonError(f"{path}: {error}") from None
