@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,6 @@ from ensemble.store.mirror_status import load_status
 from ensemble.train.data_identity import renew_data
 from ensemble.user_code.fingerprint import Code, code_of
 from pipelines.environment.library_settings import keeps_settings
-from pipelines.environment.standard_streams import open_closed_streams
 from pipelines.errors import PipelineError
 from pipelines.providers import import_object
 
@@ -95,7 +95,7 @@ def submit(
         StoreError: the directory has another run, or other files, is in use, or cannot be written; or members of
             the run were trained with other hyperparameters, data or code.
     """
-    open_closed_streams()
+    _open_closed_streams()
     check_ensemble("submit", ensemble)
     apply_limits(ensemble, limits)  # they are valid
     receivers, runner = resolve_notify(notify), make_executor(executor)
@@ -161,7 +161,7 @@ def resume(
         StoreError: no run has begun there, it is in use, it belongs to another user, or its training data or code
             have changed; or `accept_code` is given, but the changed code is not the one that is kept in the run.
     """
-    open_closed_streams()
+    _open_closed_streams()
     check_number("epochs", epochs, low=1, integer=True, optional=True)
     receivers = resolve_notify(notify)
     folder = RunDir(run_dir)
@@ -234,6 +234,13 @@ def read_begun(run_dir: RunDir) -> FoldedLog:
             f"{again}"
         )
     return begun
+
+
+def _open_closed_streams() -> None:
+    if None in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
+        from pipelines.environment.standard_streams import open_closed_streams
+
+        open_closed_streams()
 
 
 def _start(

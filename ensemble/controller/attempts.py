@@ -6,6 +6,7 @@ The table of phases in `ensemble.controller.attempt` says which event is accepte
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 import math
 from collections.abc import Mapping
@@ -22,12 +23,11 @@ from ensemble.controller.actions import (
 from ensemble.controller.attempt import Attempt, AttemptPhase, Intent, checkpoint_position
 from ensemble.controller.attempt_commands import LINGER_S
 from ensemble.controller.costs import TrialCosts
-from ensemble.controller.equal_weights import EqualWeights
 from ensemble.controller.failures import Decision, Failure, FailureTracker, RetryPolicy
 from ensemble.controller.session_state import SessionState
 from ensemble.events import to_dict
 from ensemble.meter.cpu import report_interval_s
-from ensemble.spec import Ensemble
+from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ PROGRESS_PER_S = 4.0  # `progress` events of all members together that are logge
 NODE_LOSS_S = 75.0  # until it is known that a node was lost, or that what starts ranks there has ended
 
 #: Fields of `exited` events: why a rank was lost, through no fault of its member.
+_NO_WEIGHTS = hashlib.sha256().hexdigest()  # of a model without any
 _LOSSES = ("node_lost", "agent_lost", "gpu_lost")
 
 
@@ -60,7 +61,8 @@ class Attempts:
         self._hang_timeout_s = ensemble.hang_timeout_s
         self.failures = FailureTracker(RetryPolicy(ensemble.retries), session.log, session.run.memory_increases)
         self.costs = TrialCosts(session, ensemble.search)
-        self._equal_weights = EqualWeights()
+        self._first_with: dict[str, Identity] = {}  # weights after some training -> the first member with them
+        self._equal: set[str] = set()  # members whose weights were those of another one
 
     def __len__(self) -> int:
         """The number of attempts, of members that wait for a retry, and of trials whose cost is not known."""
@@ -123,8 +125,7 @@ class Attempts:
         elif kind in ("checkpoint", "finished"):
             kept = [name for name, _ in member.list_kept()]
             self._actions.append(RemoveCheckpoints(live.member, kept, live.number))
-            if (text := self._equal_weights.explain(identity, event)) is not None:
-                self._log("remark", member=live.member, attempt=live.number, text=text)
+            self._compare_weights(live, event)
         elif kind == "moved":
             live.record_move(event["cohort"])
             self._session.placement_due = True  # the feeder that it left may have no reader now
@@ -304,6 +305,19 @@ class Attempts:
                 self._log("resumed", member=live.member, attempt=live.number)
             self._return_due()
         self._session.remove_leftovers(live.member)
+
+    def _compare_weights(self, live: Attempt, event: Mapping[str, Any]) -> None:
+        """Remark, once a member, that its weights after some training are those of another one."""
+        digest = event.get("weights_sha256")
+        if digest is None or digest == _NO_WEIGHTS or not (event.get("epoch") or event.get("step")):
+            return
+        first = self._first_with.setdefault(digest, live.identity)
+        if live.member not in {first.member, *self._equal}:
+            from ensemble.controller.equal_weights import explain_equal_weights
+
+            self._equal.add(live.member)
+            if (text := explain_equal_weights(live.identity, first)) is not None:
+                self._log("remark", member=live.member, attempt=live.number, text=text)
 
     def _return_due(self) -> None:
         """Return the members whose wait for a retry is over; once the run stops, all."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.events import NOT_COMBINED
-from ensemble.schedule.declared_search import check_same_search
 from ensemble.spec.population import identify_trial
 from ensemble.store import RunDir, RunState, StoreError, load_code, versions
 from ensemble.store.member import ENDED
@@ -240,7 +239,10 @@ def check_same(
     state: RunState, ensemble: Ensemble, path: Path, *, accepts_data: bool = False, accepts_code: bool = False
 ) -> None:
     """Refuse to go on with another search, or members declared otherwise, unless they have no checkpoint."""
-    check_same_search(state, ensemble, path, accepts_code=accepts_code)
+    if state.mode == "search" or ensemble.search is not None:
+        from ensemble.schedule.declared_search import check_same_search
+
+        check_same_search(state, ensemble, path, accepts_code=accepts_code)
     extended = find_more_epochs(state)
     for member in state.members.values():
         listed = ensemble.search is None and member.number < len(ensemble.members or ())

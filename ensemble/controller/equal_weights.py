@@ -1,42 +1,22 @@
-"""Finds members that have trained to equal weights, though they were declared to differ."""
+"""Explains why members that were declared to differ have trained to equal weights."""
 
 from __future__ import annotations
-
-import hashlib
-from collections.abc import Mapping
-from typing import Any
 
 from ensemble.spec import Identity
 from ensemble.spec.identity import select_warm
 
-_NONE = hashlib.sha256().hexdigest()  # of a model without weights
 _SEEDED = "remove torch.manual_seed or seed_everything from your code (each member has its own seed already)"
 
 
-class EqualWeights:
-    """The first member that had some weights."""
+def explain_equal_weights(one: Identity, other: Identity) -> str | None:
+    """Return the remark on a member whose weights equal another's; None if they were declared alike.
 
-    def __init__(self) -> None:
-        self._first: dict[str, Identity] = {}
-        self._told: set[str] = set()
-
-    def explain(self, identity: Identity, event: Mapping[str, Any]) -> str | None:
-        """Say, once a member, that its weights after some training are those of another one; else None.
-
-        Members that start with weights of others are not compared.
-        """
-        digest, position = event.get("weights_sha256"), (event.get("epoch") or 0, event.get("step") or 0)
-        if digest in (None, _NONE) or position == (0, 0) or select_warm(identity.lineage):
-            return None
-        first = self._first.setdefault(str(digest), identity)
-        options = sorted(
-            name
-            for name in {*identity.params, *first.params}
-            if identity.params.get(name) != first.params.get(name)
-        )
-        if identity.member in {first.member, *self._told} or (identity.seed == first.seed and not options):
-            return None
-        self._told.add(identity.member)
-        causes = [f"seed differs: {_SEEDED}"] if identity.seed != first.seed else []
-        causes += [f"params differ: does your code read {', '.join(options)}?"] if options else []
-        return f"its weights equal those of {first.member}, whose {'; and whose '.join(causes)}"
+    Members that start with weights of others are not compared.
+    """
+    names = {*one.params, *other.params}
+    options = sorted(name for name in names if one.params.get(name) != other.params.get(name))
+    if select_warm(one.lineage) or select_warm(other.lineage) or (one.seed == other.seed and not options):
+        return None
+    causes = [f"seed differs: {_SEEDED}"] if one.seed != other.seed else []
+    causes += [f"params differ: does your code read {', '.join(options)}?"] if options else []
+    return f"its weights equal those of {other.member}, whose {'; and whose '.join(causes)}"

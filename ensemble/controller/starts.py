@@ -17,7 +17,6 @@ from typing import Any
 
 from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.events import Checkpoint, MoreEpochs, Report
-from ensemble.schedule.declared_search import describe_search
 from ensemble.schedule.explain import explain_beyond_limits, explain_unplaceable
 from ensemble.schedule.needs import Need, Node, compute_need, resolve_devices
 from ensemble.schedule.trials import ListedTrials, Trials
@@ -44,6 +43,12 @@ from pipelines.environment.library_settings import find_settings
 from pipelines.providers import import_object
 
 log = logging.getLogger(__name__)
+
+
+def _describe_search(ensemble: Ensemble) -> dict[str, str] | None:
+    from ensemble.schedule.declared_search import describe_search
+
+    return describe_search(ensemble)
 
 
 def make_trials(ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> Trials:
@@ -126,7 +131,7 @@ def describe_start(
         "objective": ensemble.objective,
         "direction": ensemble.mode,
         "further_objectives": list(ensemble.search.objectives) if ensemble.search else [],
-        "search": describe_search(ensemble),
+        "search": _describe_search(ensemble) if ensemble.search else None,
         "constraints": dict(constraints),
         "budget": ensemble.search.budget if ensemble.search else None,
         "epochs": ensemble.epochs,

@@ -80,13 +80,15 @@ def mark_out_of_fold(weights: dict[str, Any] | None) -> dict[str, Any]:
 
 def list_fold_notices(ensemble: Ensemble) -> list[str]:
     """Say how many samples of a batch are left for members that leave out a fold, a sentence for each size."""
-    listed = [ensemble.identify(number) for number in range(len(ensemble.members or ()))]
-    folded = [one for one in listed if one.weights is not None and one.weights["kind"] == "fold"]
-    sizes = sorted({(int(one.weights["k"]), one.batch_size) for one in folded if one.weights is not None})
+    sizes = set[tuple[int, int]]()
+    for member in ensemble.members or ():
+        weights = getattr(member, "weights", None) or ensemble.weights
+        if isinstance(weights, Folds):
+            sizes.add((weights.k, getattr(member, "batch_size", None) or ensemble.batch_size))
     return [
         f"Folds({k}): of a batch of {size} a member trains on {size * (k - 1) / k:g} samples on average, the "
         "others are of the fold that it leaves out"
-        for k, size in sizes
+        for k, size in sorted(sizes)
     ]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import pickle
 import re
 import sys
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +20,6 @@ from ensemble.store._compat import make_classes_anew
 from ensemble.store.errors import OtherPythonError, StoreError
 from ensemble.store.frozen_arrays import LEAST_BYTES, AnyArray, Place, is_name
 from ensemble.user_code.fingerprint import PYTHON
-from ensemble.user_code.members_modules import collect, enter, find_place
 from pipelines.environment.library_settings import apply_settings, find_settings
 from pipelines.fingerprint import is_ours
 from pipelines.ipc.memory_pickle import Pickler
@@ -29,6 +30,9 @@ from pipelines.sources._mapped import MappedArray
 _PLAIN = "biufcmMSUV"
 #: What a copy within a process goes into; everything else that is not ours is taken as it is.
 _CONTAINERS = (dict, list, tuple, set, frozenset, np.ndarray, np.generic, np.dtype, pickle.PickleBuffer)
+#: What a module of the user's knows of where it is from, and what is found in it by its name.
+_WHERE = ("__file__", "__path__", "__package__")
+_NAMED = (type, types.FunctionType, functools._lru_cache_wrapper)
 
 
 class DeclarationPickler(Pickler):
@@ -49,7 +53,7 @@ class DeclarationPickler(Pickler):
         """Pickles the version of Python, the global settings of libraries, a declaration, its modules' parts."""
         self.dump((PYTHON, find_settings()))
         self.dump(ensemble)
-        self.dump(collect({**self._of_modules}))
+        self.dump(_collect_modules(self._of_modules))
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Arrays):
@@ -59,7 +63,7 @@ class DeclarationPickler(Pickler):
         if torch is not None and type(obj) is torch.Tensor and _is_plain(obj):
             return torch.from_numpy, (obj.numpy(),)
         reduced = super().reducer_override(obj)
-        if reduced is not NotImplemented and (place := find_place(obj)) is not None:
+        if reduced is not NotImplemented and (place := _find_place_by_name(obj)) is not None:
             self._of_modules[place] = None
         return reduced
 
@@ -160,6 +164,8 @@ class DeclarationUnpickler(pickle.Unpickler):
         ensemble = super().load()
         if self._takes_modules:
             with contextlib.suppress(EOFError):  # an earlier version pickled none
+                from ensemble.user_code.members_modules import enter
+
                 enter(super().load(), "ensemble.executors.spawned")
         return ensemble
 
@@ -284,3 +290,24 @@ def _is_shared(value: Any) -> bool:
         return True
     kind = type(value)
     return not (is_ours(kind) or issubclass(kind, _CONTAINERS) or kind.__module__ == "builtins")
+
+
+def _find_place_by_name(value: Any) -> tuple[str, str] | None:
+    """Module and name at its top by which a class or function is found, or its outermost class; else None."""
+    if not isinstance(value, _NAMED):
+        return None
+    module, (top, *inner) = getattr(value, "__module__", None) or "", value.__qualname__.split(".")
+    found = outermost = getattr(sys.modules.get(module), top, None)
+    for name in inner:
+        found = getattr(found, name, None)
+    return (module, top) if outermost is not None and found is value else None
+
+
+def _collect_modules(places: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """The parts of modules at these places, and where the modules are from."""
+    modules: dict[str, dict[str, Any]] = {}
+    for module, name in places:
+        loaded = vars(sys.modules[module])
+        part = modules.setdefault(module, {one: loaded[one] for one in _WHERE if one in loaded})
+        part[name] = loaded[name]
+    return modules

@@ -249,8 +249,7 @@ class Lifecycle:
         self._execute(decision)
 
     def _may_save_after(self, epochs: int) -> bool:
-        every = self._state.ensemble.checkpoint_every
-        return every is None or epochs % every == 0
+        return (every := self._state.ensemble.checkpoint_every) is None or epochs % every == 0
 
     def _report_epoch(self) -> None:
         state, at, stats = self._state, self._state.at, self._state.data.stats()

@@ -138,8 +138,6 @@ def check_schedule(schedule: Any, steps_per_epoch: int, epochs: int, remark: Cal
     Raises:
         TrainingError: its `step` needs an argument.
     """
-    if schedule is None:
-        return
     name, parameters = type(schedule).__name__, inspect.signature(schedule.step).parameters.values()
     needed = [
         p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)

@@ -92,11 +92,10 @@ class TrainContext(FrameworkMember):
         own = self.identity = job.identity
         params = ensemble.as_declared(own.params)
         self.params: dict[str, Any] = Hyperparameters(params, used=list_member_options(ensemble.recipe))
-        self.device, self.comm = state.device, comm
+        self.device, self.comm, self.objective = state.device, comm, str(ensemble.objective)
         self.seed, self.rank, self.world = own.seed, comm.rank, comm.world
         self.steps_per_epoch, self.splits = state.steps_per_epoch, state.splits
         self.steps = self.steps_per_epoch * own.scheduled_epochs
-        self.objective, self._is_resumed = str(ensemble.objective), False
 
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
@@ -114,14 +113,14 @@ class TrainContext(FrameworkMember):
         if state.prepared is not None:
             raise TrainingError(f"member.prepare() is called once, with one model and optimizer; {OWN_STEPS}")
         refuse_shared(model)
-        check_schedule(schedule, self.steps_per_epoch, own.scheduled_epochs, self.remark)
+        if schedule is not None:
+            check_schedule(schedule, self.steps_per_epoch, own.scheduled_epochs, self.remark)
         declared = ExchangeOptions(own.compression, own.communicator, own.seed)
         state.prepared = Optimization(
             model, optimizer, schedule, clip_norm, state.precision, self.comm, self.device, declared
         )
         state.prepared.keep(state.callbacks, keeps_best=own.keep == "best")
         self._life.resumption.resume()
-        self._is_resumed = self.position["epoch"] > 0
         self._life.outline = describe_outline(state.prepared.structure, own_state(model))
         state.callbacks.call("begin_training")
         state.callbacks.check_states()
@@ -351,12 +350,11 @@ class TrainContext(FrameworkMember):
     def report_unused(self) -> None:
         """Report the hyperparameters that nothing read in the whole training; the run warns about them once."""
         assert isinstance(self.params, Hyperparameters)
-        is_known = not self._is_resumed and not callable(self._state.ensemble.train)
-        unused = self.params.unused if is_known else []
-        if unused:
+        is_known = self._state.job.attempt == 0 and not callable(self._state.ensemble.train)
+        if is_known and (unused := self.params.unused):
             meant = {name: near for name in unused if (near := self.params.suggest(name)) is not None}
-            fields = {"params": unused, **({"meant": meant} if meant else {})}
-            self._state.reporter.event("unused_hyperparameters", **fields)
+            fields = {"meant": meant} if meant else {}
+            self._state.reporter.event("unused_hyperparameters", params=unused, **fields)
 
     def log(self, text: str) -> None:
         """Write a line into the member's log (rank 0 does).

@@ -6,7 +6,6 @@ A member, and what it spawns, can thus pickle by name, as a program of its own c
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.machinery
 import sys
@@ -16,30 +15,6 @@ from typing import Any
 
 #: Module -> what a declaration holds of it, by name, and where it is from.
 Modules = Mapping[str, Mapping[str, Any]]
-
-_WHERE = ("__file__", "__path__", "__package__")
-_NAMED = (type, types.FunctionType, functools._lru_cache_wrapper)
-
-
-def find_place(value: Any) -> tuple[str, str] | None:
-    """Module and name at its top by which a class or function is found, or its outermost class; else None."""
-    if not isinstance(value, _NAMED):
-        return None
-    module, (top, *inner) = getattr(value, "__module__", None) or "", value.__qualname__.split(".")
-    found = outermost = getattr(sys.modules.get(module), top, None)
-    for name in inner:
-        found = getattr(found, name, None)
-    return (module, top) if outermost is not None and found is value else None
-
-
-def collect(places: Mapping[tuple[str, str], Any]) -> Modules:
-    """The parts of modules at these places, and where the modules are from."""
-    modules: dict[str, dict[str, Any]] = {}
-    for module, name in places:
-        loaded = vars(sys.modules[module])
-        part = modules.setdefault(module, {one: loaded[one] for one in _WHERE if one in loaded})
-        part[name] = loaded[name]
-    return modules
 
 
 class _Module(types.ModuleType):

@@ -159,8 +159,8 @@ def fit(
 
     Raises:
         PipelineError: a column is missing, is no number or category, or has no value at all; there is a field `to`
-            already. Of a column that is not declared it cannot be seen what it is: nearly all of its texts differ
-            (ids, names), it numbers the rows, it holds dates, or some of its texts are numbers and others not.
+            already; or a column that is not declared may be several things: nearly all of its texts differ (ids,
+            names), it numbers the rows, it holds dates, or some of its texts are numbers and others not.
         ImportError: scikit-learn is not installed.
 
     Examples:
