@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.fields import STACKED_ROWS
 from ensemble.spec.recipe import has_own_loop
+from ensemble.spec.split_metrics import OF_ONE_CLASS
 from ensemble.spec.splits import (
     LABELLED,
     count_overlaps,
@@ -73,6 +74,7 @@ class MemberPipelines:
     combine: Any
     calibrate: bool | str
     thresholds: Any
+    objective: Any
 
     @property
     def target(self) -> str:
@@ -122,6 +124,11 @@ class MemberPipelines:
         if self.valid is None and not has_own_loop(self.recipe) and not is_fixed:
             notices.append(
                 "there is no valid=: members are not ranked, and no combined model is selected or calibrated"
+            )
+        asked = {self.objective, self.thresholds, *getattr(self.recipe, "split_metrics", ())} & OF_ONE_CLASS
+        if asked and len(self.classes) == 2:
+            notices.append(
+                f"of the class {self.classes[1]!r}, the second in sorted order: {', '.join(sorted(asked))}"
             )
         if self.combine == "stack" and self.valid is not None and len(self.valid) < STACKED_ROWS:
             notices.append(

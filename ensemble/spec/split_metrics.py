@@ -50,6 +50,8 @@ class SplitMetric:
 _CLASSES: tuple[Kind, ...] = ("classification",)
 _DENSITIES: tuple[Kind, ...] = ("gaussian",)
 
+#: With two classes, these are of the second one alone.
+OF_ONE_CLASS = frozenset(("average_precision", "f1", "jaccard", "precision", "recall"))
 _OF_LABELS = ("roc_auc", "average_precision", "f1", "precision", "recall", "jaccard")
 
 KNOWN: dict[str, SplitMetric] = {

@@ -307,3 +307,19 @@ def test_a_member_that_lacks_it_is_alone_in_failing_and_measuring_it_once_is_eno
     members = [{"auc": 0.5}, {"loss": 1.0}, {"loss": 1.0, "auc": 0.5, "once": True}]
     result = submit(declared_objectives(members, objective="auc", epochs=3), tmp_path)
     assert [row["state"] for row in result.members] == ["finished", "failed", "finished"]
+
+
+def test_of_which_class_a_metric_is_is_said() -> None:
+    label = np.array(["fraud", "usual"] * 8)
+    train, valid = sources.arrays(x=np.zeros((16, 2), np.float32), label=label).split(0.5, stratify="label")
+
+    def list_notices(**options: Any) -> list[str]:
+        recipe = Recipe(model=lambda params: torch.nn.Linear(2, 2), loss="cross_entropy", inputs=("x",), **options)
+        pipelines = {"train": Pipeline(train, seed=0), "valid": Pipeline(valid)}
+        declared = Ensemble(
+            name="fraud", recipe=recipe, members=[{"lr": 0.1}], optimizer="adam", batch_size=4, **pipelines
+        )
+        return declared.list_notices()
+
+    assert any("'usual'" in notice and "f1" in notice for notice in list_notices(split_metrics=["f1"]))
+    assert not list_notices(split_metrics=["f1_macro"])
