@@ -365,13 +365,14 @@ class RunDir(RunPaths):
 
 
 def _list_import_folders(code: Code, folder: Path) -> list[str]:
-    """The folders of `sys.path` outside `folder` from which the declaration's code was imported."""
+    """The folders that the declaration added to `sys.path`, outside `folder`, and imported its code from."""
     files = [file.resolve() for file in code.sources.values()]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [
         entry
         for entry in sys.path
-        if (path := Path(entry).resolve()).is_absolute()
-        and not path.is_relative_to(find_import_folder(folder))
+        if entry not in given
+        and not (path := Path(entry).resolve()).is_relative_to(find_import_folder(folder))
         and any(file.is_relative_to(path) for file in files)
     ]
 
