@@ -6,6 +6,7 @@ A step raises where the run cannot start. All steps of a part run, so that all r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -141,13 +142,20 @@ def withdraw(run_dir: RunDir, *, keeps_folder: bool) -> None:
     """Remove what a refused start has written to an empty folder, unless another process has begun there."""
     if is_locked(run_dir.events) or FoldedLog(run_dir.events).update().starts:
         return
+    written = {path.name for path in vars(run_dir).values() if isinstance(path, Path)} - {run_dir.path.name}
+    written |= {"code", "members", "feeders"}
     for entry in list_entries(run_dir.path) or ():
+        if entry.name not in {*written, "code", "members", "feeders"} and not entry.name.startswith(
+            ".events.jsonl"
+        ):
+            continue  # it is not ours
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
     if not keeps_folder:
-        run_dir.path.rmdir()
+        with contextlib.suppress(OSError):  # something is left in it
+            run_dir.path.rmdir()
 
 
 def check_loggers(start: DeclaredStart) -> None:
