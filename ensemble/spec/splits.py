@@ -254,7 +254,8 @@ def check_weights(identities: Sequence[Identity], train: Sequence[Pipeline], *, 
 
     records = [one.weights for one in identities if one.weights is not None]
     distinct = {json.dumps(record | {"held_out": 0}, sort_keys=True): record for record in records}
-    for record, pipeline in itertools.product(distinct.values(), train):
+    with_records = [one for one in train if hasattr(one, "source")]
+    for record, pipeline in itertools.product(distinct.values(), with_records):
         name = {"fold": "Folds", "classes": "ClassWeights"}.get(record["kind"], "weights")
         try:
             make_weight_function(record, pipeline.source)

@@ -185,16 +185,12 @@ def test_what_a_constraint_says_is_kept_and_without_it_nobody_is_on_the_front(wh
         assert gone not in {member.id for member in front_members(fold(without))}
 
 
-def test_constraints_are_not_of_members_from_outside_and_an_infinite_one_holds_or_not(
-    tmp_path: Path,
-) -> None:
+def test_constraints_are_of_members_from_outside_too_and_an_infinite_one_holds_or_not(tmp_path: Path) -> None:
     search = Search({"lr": loguniform(1e-2, 1.0)}, trials=3, constraints=lambda metrics: {"c": 1 / 0})
     trials = make_trials(replace(two_objectives(), search=search), RunDir(tmp_path), RunState(), sharing=False)
-    first, added = trials.next(), trials.add({"lr": 50.0})
-    assert trials.final(added.number, {"accuracy": 0.5}) == {"metrics": {"accuracy": 0.5}}
-    assert trials.abort_reason is None
-    trials.final(first.number, {"accuracy": 0.5})
-    assert "Search.constraints of member-0" in str(trials.abort_reason)
+    trials.next()
+    trials.final(trials.add({"lr": 50.0}).number, {"accuracy": 0.5})
+    assert "Search.constraints of member-1" in str(trials.abort_reason)
     for excess, holds in ((math.inf, False), (-math.inf, True), (math.nan, False)):
         search = Search(
             SPACE, further_objectives=["nll"], constraints=lambda metrics, excess=excess: {"c": excess}
