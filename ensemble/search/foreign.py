@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 from ensemble.spec import Search, SpecError
@@ -39,8 +40,15 @@ def compute_constraints(search: Search, number: int, metrics: Mapping[str, Any])
     for name, value in metrics.items():  # as the log has them
         finite[name] = None if isinstance(value, float) and not math.isfinite(value) else value
     excesses, most = dict[str, float](), sys.float_info.max  # a log has no infinities
-    with calling(search.constraints, f"Search.constraints of member-{number}"):
-        for name, excess in search.constraints(finite).items():
-            value = float(excess)
-            excesses[name] = most if math.isnan(value) else min(max(value, -most), most)
+    where = f"Search.constraints of member-{number}"
+    with calling(search.constraints, where):
+        found: Any = search.constraints(finite)
+    for name, excess in found.items() if isinstance(found, Mapping) else [("", found)]:
+        if not isinstance(found, Mapping) or isinstance(excess, bool) or not isinstance(excess, Real):
+            raise SpecError(
+                f"{where} returned {found!r:.80}: return numbers by name, such as "
+                "{'accuracy': 0.5 - metrics['accuracy']}; one of at most 0 holds"
+            )
+        value = float(excess)
+        excesses[name] = most if math.isnan(value) else min(max(value, -most), most)
     return excesses

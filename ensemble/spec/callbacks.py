@@ -185,6 +185,12 @@ def as_callbacks(where: str, callbacks: Any) -> tuple[MemberCallback, ...]:
                 f"{where}: {type(callback).__name__} has an attribute {hidden[0]!r}, as a hook is called"
             )
         describe_callback(where, callback)
+        if not any(overrides(callback, hook) for hook in HOOKS):
+            own = [name for name in vars(type(callback)) if not name.startswith("_")]
+            raise SpecError(
+                f"{where}: {type(callback).__name__} has no hook, so that nothing is called"
+                f"{f' (it has {own[0]!r})' if own else ''}: {', '.join(HOOKS)}"
+            )
     return tuple(callbacks)
 
 

@@ -212,6 +212,10 @@ class Search:
         yield name == "grid" and self.enqueue, f"{what} tries all points: leave out enqueue="
         knows: Sequence[str] = SAMPLERS_WITH_CONSTRAINTS if name else ("",)
         yield (
+            self.constraints is not None and not callable(self.constraints),
+            f"constraints must be a function, f(metrics) -> {{name: number}}, got {self.constraints!r:.60}",
+        )
+        yield (
             self.constraints is not None and name not in knows,
             f"constraints needs a sampler that supports them (valid: {', '.join(knows)}), not {name!r}",
         )

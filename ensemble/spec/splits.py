@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ensemble.spec.sample_weights import make_weight_function
+from ensemble.spec.sample_weights import list_fold_fields, make_weight_function
 from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
@@ -256,11 +256,14 @@ def check_weights(identities: Sequence[Identity], train: Sequence[Pipeline], *, 
     distinct = {json.dumps(record | {"held_out": 0}, sort_keys=True): record for record in records}
     with_records = [one for one in train if hasattr(one, "source")]
     for record, pipeline in itertools.product(distinct.values(), with_records):
-        name = {"fold": "Folds", "classes": "ClassWeights"}.get(record["kind"], "weights")
+        fields = {name: record[name] for name in ("by", "stratify", "group", "assigned") if name in record}
+        named = ", ".join(f"Folds.{name}={field!r}" for name, field in fields.items())
+        name = {"fold": named or "Folds", "classes": "ClassWeights"}.get(record["kind"], "weights")
         try:
             make_weight_function(record, pipeline.source)
-            if name == "Folds" and "by" not in record and not may_overlap and find_windows(pipeline.source):
-                pipeline.source.number_folds(record["k"], record["seed"])
+            is_random = record["kind"] == "fold" and "by" not in record
+            if is_random and not may_overlap and find_windows(pipeline.source):
+                pipeline.source.number_folds(record["k"], record["seed"], **list_fold_fields(record))
         except PipelineError as error:
             raise SpecError(f"{name}: {error}") from error
 

@@ -81,7 +81,7 @@ def replace_leaf(kind: Any, leaf: Any) -> Any:
 
 def cast_floats(column: Any, kind: Any, name: str) -> Any:
     """A column of float64, or of lists of such, in another type of floats."""
-    numbers = flatten(column).cast("float64").to_numpy()
+    numbers = flatten(column).cast("float64").to_numpy(zero_copy_only=False)
     convert(numbers, find_leaf(kind).to_pandas_dtype(), name, "declare it as float64")
     return column.cast(kind)
 

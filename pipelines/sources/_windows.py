@@ -231,6 +231,11 @@ def _warn_of_counts(table: Source, is_end: npt.NDArray[np.bool_]) -> None:
         with contextlib.suppress(PipelineError):  # a value is missing
             passed = np.diff(table.column(field).astype(np.int64))[~is_end]
             usual = np.median(passed)
+            if usual < 0 and (passed == usual).all():
+                warnings.warn(
+                    f"windows(): {field!r} falls from row to row, as if time ran backwards: sort the table by it",
+                    stacklevel=4,
+                )
             if passed.min() > 0 and np.mean(passed == usual) > 0.9 and passed.max() > usual:
                 warnings.warn(
                     f"windows(): {field!r} has gaps, and windows cross them, as time= is not given; give "

@@ -191,6 +191,11 @@ def scale(
     means, deviations = _check_numbers("mean", mean), _check_numbers("std", std)
     if not all(np.float32(deviation) > 0 for deviation in deviations):
         raise PipelineError(f"scale: std must be above 0, got {std!r}")
+    if max(means) > 1:
+        raise PipelineError(
+            f"scale: mean and std are of images from 0 to 1, got mean={mean!r}: divide both by the largest value "
+            "of a pixel, such as 255"
+        )
     return Scale(field, means, deviations, name)
 
 

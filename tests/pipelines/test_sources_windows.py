@@ -154,3 +154,8 @@ def test_series_shorter_than_a_window_are_warned_of_by_name() -> None:
     with pytest.warns(UserWarning, match=r"1 of 3 series.*'plant' b") as caught:
         sources.windows(table(11, plant=plant), 2, 1, inputs=["load"], target="load", series="plant")
     assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
+
+
+def test_a_table_that_lies_backwards_is_said() -> None:
+    with pytest.warns(UserWarning, match="'hour' falls.*sort the table"):
+        forecast(table(24, hour=np.arange(24)[::-1]))

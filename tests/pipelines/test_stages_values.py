@@ -241,7 +241,7 @@ def test_the_twin_of_scale_rounds_as_it_does(dtype: str, to: str) -> None:
     check_twin(stages.scale("image", 0.3, 0.7, to), {"image": large})
 
 
-@given(mean=st.floats(-3, 3), std=st.floats(1e-3, 10), size=st.integers(5, 13), dtype=st.sampled_from(DTYPES))
+@given(mean=st.floats(-3, 1), std=st.floats(1e-3, 10), size=st.integers(5, 13), dtype=st.sampled_from(DTYPES))
 def test_twins_of_scale_and_center_crop_are_bitwise_equal(mean: float, std: float, size: int, dtype: str) -> None:
     check_twin(stages.scale("image", mean, std), {"image": images("float32", (1, 2, 5, 7), size)})
     check_twin(stages.center_crop("image", (4, 5)), {"image": images(dtype, (2, 3, 17 - size, size))})

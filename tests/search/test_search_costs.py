@@ -415,3 +415,12 @@ def test_a_member_whose_latency_cannot_be_measured_has_trained_all_the_same(tmp_
     assert "did not report 'latency_ms'" in state.ended.reason and "its log says why" in state.ended.reason
     (log,) = (tmp_path / "members" / "member-0").glob("log*")
     assert "its latency is not measured: ValueError: more than one" in log.read_text()
+
+
+@pytest.mark.parametrize("found", [True, {"accuracy": True}, {"accuracy": "low"}, None])
+def test_constraints_that_return_no_numbers_by_name_are_refused(found: Any) -> None:
+    search = Search({"lr": loguniform(1e-2, 1.0)}, trials=1, constraints=lambda metrics: found)
+    with pytest.raises(SpecError, match=r"constraints of member-0 returned .*at most 0 holds"):
+        compute_constraints(search, 0, {"accuracy": 0.5})
+    with pytest.raises(SpecError, match="constraints must be a function"):
+        Search({"lr": loguniform(1e-2, 1.0)}, trials=1, constraints=found or {})  # type: ignore[arg-type]

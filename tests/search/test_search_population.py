@@ -206,7 +206,7 @@ def test_the_same_declaration_goes_on_and_another_population_does_not(undisturbe
     ask = stop_at(path, "finished", "member-5", "stop")
     ensemble.submit(declare(), path, "inline", on_event=ask).wait()
     assert 5 < len(state_of(path).members) < POPULATION * GENERATIONS
-    with pytest.raises(StoreError, match="'population': 4.*now.*'population': 5"):
+    with pytest.raises(StoreError, match=r"'population': 4.*now.*'population': 5"):
         ensemble.submit(declare(population=5), path, "inline")
     before, after = state_of(undisturbed).members, run(path).members
     assert [m.weights_sha256 for m in after.values()] == [m.weights_sha256 for m in before.values()]

@@ -127,8 +127,8 @@ CSV = [
         ("no number", "a,b\n1,2\nunknown,2\n", {"columns": {"a": "int8"}}, "record 2", "invalid value 'unknown'"),
         ("a plus", "a,b\n+1,u\n", {"columns": {"a": "int64"}}, "int64: invalid value '+1'"),
         ("an underscore", "a,b\n6_0,u\n", {"columns": {"a": "int64"}}, "int64: invalid value '6_0'"),
-        ("large", "a,b\n1e39,u\n", {"columns": {"a": "float32"}}, "'a' has a number that float32 does not hold"),
-        ("too large to halve", "a,b\n1e39,u\n", {"columns": {"a": "float16"}}, "that float16 does not hold"),
+        ("large", "a,b\n1e39,u\n", {"columns": {"a": "float32"}}, "'a' holds 1e+39, which float32 cannot hold: "),
+        ("too large to halve", "a,b\n1e39,u\n", {"columns": {"a": "float16"}}, "which float16 cannot hold: "),
     )
 ] + [
     wrong(f"csv: {what}", read("csv", "a,b\n1,2\n", **options), words)
@@ -171,7 +171,7 @@ JSONL = [
             "'x', 'id' in its dict, has numbers of 2",
         ),
         ("in dicts of a list", '{"x": [{"y": [2.5, 9007199254740993]}]}', {}, "'x', 'y' in its dict, has numbers"),
-        ("no float32", '{"x": [1.0, 1e39]}', {"columns": {"x": "float32"}}, "a number that float32 does not hold"),
+        ("no float32", '{"x": [1.0, 1e39]}', {"columns": {"x": "float32"}}, "which float32 cannot hold: "),
         ("no such field", '{"x": 1, "y": 2}', {"columns": ["z"]}, "has a field 'z' (it has: x, y)"),
         ("a type", '{"x": 1}', {"columns": {"x": "number"}}, "must be 'str', 'bool'"),
     )

@@ -54,7 +54,7 @@ add(
         ({"enqueue": [{}, {}], "trials": 1}, "more than trials=1"),
         ({"constraints": dict, "sampler": "random"}, "supports them"),
         ({"terminator": True}, "must have should_terminate"),
-        ({"objective": "gains"}, "Search.objective cannot be 'gains'; did you mean 'gain'"),
+        ({"objective": "gains"}, "Search.objective cannot be 'gains' (valid: metric, gain)"),
         ({"objective": {"name": "gain", "metric": "f1"}}, "Search.objective['metric'] cannot be 'f1'"),
         ({"objective": "gain", "sampler": "cmaes"}, "needs a sampler that accepts"),
         ({"objective": "gain", "sampler": "grid"}, "not 'grid'"),

@@ -254,7 +254,7 @@ DECLARED = [
         ("a scalar", RAGGED, [TWO, np.float64(3)], "float64[], not an array [n, ...]"),
         ("empty", RAGGED, [[1], []], "an empty list, which says neither dtype nor shape", "give ragged shape="),
         ("entries", stages.ragged("x", 4, shape=(2,)), [[[1, 2]], [[1]]], "entries of [1], not [2]"),
-        ("256", ragged("uint8"), [[1], [256]], "'x' holds 256, which uint8 cannot hold: ", "stages.cast"),
+        ("256", ragged("uint8"), [[1], [256]], "'x' holds 256, which uint8 cannot hold: ", "a stage"),
         ("-1", ragged("uint64"), [[1], [-1]], "'x' holds -1, which uint64 cannot"),
         ("1.5", ragged("int64"), [[1.0], [2.0, 1.5]], "'x' holds 1.5, which int64 cannot"),
         ("nan", ragged("int32"), [[1.0], [np.nan]], "'x' holds nan, which int32 cannot"),

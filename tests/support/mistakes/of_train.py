@@ -184,7 +184,6 @@ def own_multilabel(model: nn.Module, batch: Any) -> Any:
 
 
 SHARES = "has the label 7: labels are 0, 1, or shares between"
-NO_Z = "the data have no field 'z' of Recipe.target; they have x, label"
 FLOATS = ("the target is float32, and classes are integers: return int64", "(the target is the field 'label')")
 DATA = [
     *(
@@ -211,7 +210,6 @@ DATA = [
         fails(what, recipe, *words, train=train, valid=None)
         for what, recipe, train, *words in (
             ("a label", MULTILABEL, data(spoil(LABELS, (7, 1), 7)), SHARES),
-            ("a target that the data lack", replace(NAMED, target="z"), data(), NO_Z),
             ("NaN in inputs", NAMED, data(x=spoil(X, (11, 2), np.nan)), "NaN or infinity is in 'x' of sample 11"),
             ("a target of another type", NAMED, data(LABEL.astype(np.float32)), *FLOATS),
         )
