@@ -75,7 +75,7 @@ def run(path: Path, task: Task, members: int, shape: tuple[int, ...]) -> tuple[R
         about = {"id": name, "state": "finished", "identity": {}, "predictions": {"valid": digest}, "metrics": {}}
         about |= {"is_checkpoint_removed": False, "outdated": None, "remarks": []}
         known[name] = SimpleNamespace(**about)
-    state = SimpleNamespace(members=known, ended=None)
+    state = SimpleNamespace(members=known, ended=None, list_infeasible=dict)
     state.as_finished = lambda: state
     return run_dir, state
 
@@ -194,7 +194,7 @@ def run_memory(tmp_path: Path) -> tuple[RunDir, Any]:
         member.predictions["valid"] = save_predictions(
             run_dir.predictions(name), "valid", values, np.arange(N_MEMORY), target
         )
-    state = SimpleNamespace(members=members)
+    state = SimpleNamespace(members=members, list_infeasible=dict)
     state.as_finished = lambda: state
     return run_dir, state
 
