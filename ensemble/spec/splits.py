@@ -254,8 +254,9 @@ def check_weights(identities: Sequence[Identity], train: Sequence[Pipeline], *, 
 
     records = [one.weights for one in identities if one.weights is not None]
     distinct = {json.dumps(record | {"held_out": 0}, sort_keys=True): record for record in records}
-    with_records = [one for one in train if hasattr(one, "source")]
-    for record, pipeline in itertools.product(distinct.values(), with_records):
+    for record, pipeline in itertools.product(distinct.values(), train):
+        if not hasattr(pipeline, "source"):
+            continue
         fields = {name: record[name] for name in ("by", "stratify", "group", "assigned") if name in record}
         named = ", ".join(f"Folds.{name}={field!r}" for name, field in fields.items())
         name = {"fold": named or "Folds", "classes": "ClassWeights"}.get(record["kind"], "weights")
