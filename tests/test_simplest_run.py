@@ -25,9 +25,9 @@ import pytest
 from test_architecture import FLOORS
 
 ROOT = Path(__file__).resolve().parents[1]
-BOUNDS = {"modules": 341, "files": 265, "functions": 2478, "lines": 18110, "rooms": 20, "climbs": 1}
+BOUNDS = {"modules": 341, "files": 265, "functions": 2478, "lines": 18127, "rooms": 20, "climbs": 1}
 #: With the rehearsal that precedes a run.
-WITH_REHEARSAL = {"modules": 348, "files": 273, "functions": 2653, "lines": 19290, "rooms": 20, "climbs": 1}
+WITH_REHEARSAL = {"modules": 348, "files": 273, "functions": 2653, "lines": 19307, "rooms": 20, "climbs": 1}
 SLACK = 1.03  # a bound that is higher than the figure by more than this factor is out of date
 
 PROGRAM = """
