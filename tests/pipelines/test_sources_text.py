@@ -94,10 +94,12 @@ def test_a_header_of_numbers_is_warned_of_and_numbered_columns_are_not(tmp_path:
 
 
 def test_types_of_json_numbers_are_declared_for_single_ones_and_for_arrays(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", {"x": 2**64 - 1, "v": [[1, 2.5]]}, '{"x": 1, "v": [[-Infinity, 9e15]]}')
+    path = lines(
+        tmp_path / "a.jsonl", {"x": 2**64 - 1, "v": [[1, 2.5]]}, '{"x": 1, "v": [[-Infinity, 9007199254740992.0]]}'
+    )
     source = sources.jsonl(path, {"x": "uint64", "v": "float32"})
     assert (source[0]["x"], source[0]["x"].dtype) == (2**64 - 1, np.uint64)
-    assert source[1]["v"].dtype == np.float32 and source[1]["v"].tolist() == [[-np.inf, np.float32(9e15)]]
+    assert source[1]["v"].dtype == np.float32 and source[1]["v"].tolist() == [[-np.inf, 2.0**53]]
 
 
 def test_a_list_that_begins_with_null_is_an_error_of_its_line_alone(tmp_path: Path) -> None:
