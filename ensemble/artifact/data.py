@@ -83,8 +83,11 @@ def _open_folder(path: Path, field: str | None, fields: Collection[str] | None, 
 
 def _open_parquet(path: Path, fields: Collection[str] | None, *, keeps_missing: bool) -> Source:
     missing: Literal["nan", "error"] = "nan" if keeps_missing else "error"
-    wanted = [name for name in sources.parquet(str(path)).columns if fields is None or name in fields]
-    return sources.parquet(str(path), columns=wanted or None, missing=missing)
+    source = sources.parquet(str(path), missing=missing)
+    wanted = [name for name in source.columns if fields is None or name in fields]
+    if not wanted or len(wanted) == len(source.columns):
+        return source
+    return sources.parquet(str(path), columns=wanted, missing=missing)
 
 
 def _open_tar(path: Path, field: str | None) -> Source:

@@ -186,12 +186,7 @@ def _read_kept(predictor: Predictor, data: Any, keep: Sequence[str]) -> dict[str
 
 def _describe_unseen(pipeline: Pipeline) -> str:
     """Say which categories of the records no table of a pipeline has; empty where there are none."""
-    names: dict[str, str] = {}  # as they are now -> as they are in the records
-    found: list[str] = []
-
-    def read(name: str) -> Any:
-        return pipeline.source.column(names.get(name, name))
-
+    names, found = dict[str, str](), list[str]()  # names: as they are now -> as they are in the records
     calls: list[Any] = [stage.call for stage in pipeline.stages]
     for call in calls:
         if isinstance(call, RENAME):
@@ -200,7 +195,8 @@ def _describe_unseen(pipeline: Pipeline) -> str:
             break
         elif isinstance(call, Table):
             with contextlib.suppress(PipelineError):  # of a record: said where it is prepared
-                for name, counts in call.count_unseen(read).items():
+                unseen = call.count_unseen(lambda name: pipeline.source.column(names.get(name, name)))
+                for name, counts in unseen.items():
                     shown = ", ".join(f"{value!r:.40}" for value, _ in counts.most_common(3))
                     found += [f"{name} {counts.total():,} times ({shown})"] if counts else []
     return f"categories that the training records do not have count as none: {'; '.join(found)}" if found else ""

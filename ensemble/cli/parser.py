@@ -83,9 +83,7 @@ def main(
         with exit_at_once():
             from ensemble.executors.native_output import separate_stderr
             from ensemble.meter import count_whole_process
-            from pipelines.environment.standard_streams import open_closed_streams
 
-        open_closed_streams()
         count_whole_process()
         separate_stderr()
         exit_process(_run(sys.argv[1:], parser or _find_parser(sys.argv[1:])))

@@ -145,9 +145,7 @@ def withdraw(run_dir: RunDir, *, keeps_folder: bool) -> None:
     written = {path.name for path in vars(run_dir).values() if isinstance(path, Path)} - {run_dir.path.name}
     written |= {"code", "members", "feeders"}
     for entry in list_entries(run_dir.path) or ():
-        if entry.name not in {*written, "code", "members", "feeders"} and not entry.name.startswith(
-            ".events.jsonl"
-        ):
+        if entry.name not in written and not entry.name.startswith(".events.jsonl"):
             continue  # it is not ours
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

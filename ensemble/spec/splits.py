@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ensemble.spec.sample_weights import list_fold_fields, make_weight_function
+from ensemble.spec.sample_weights import make_weight_function
 from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
@@ -262,9 +262,9 @@ def check_weights(identities: Sequence[Identity], train: Sequence[Pipeline], *, 
         name = {"fold": named or "Folds", "classes": "ClassWeights"}.get(record["kind"], "weights")
         try:
             make_weight_function(record, pipeline.source)
-            is_random = record["kind"] == "fold" and "by" not in record
+            is_random = record["kind"] == "fold" and not fields
             if is_random and not may_overlap and find_windows(pipeline.source):
-                pipeline.source.number_folds(record["k"], record["seed"], **list_fold_fields(record))
+                pipeline.source.number_folds(record["k"], record["seed"])
         except PipelineError as error:
             raise SpecError(f"{name}: {error}") from error
 
